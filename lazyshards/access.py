@@ -1,0 +1,201 @@
+"""How the rows of a segment are read: which bytes, in how many reads, and where they land.
+
+The same functions drive the leaf and count for the plan, so that a plan's numbers are what happens.
+"""
+
+from collections.abc import Iterator
+from math import prod
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from lazyshards.layout import Extents, Layout, Planes, Segment, Shard
+from lazyshards.selection import Block, Cell, Rows, blocks, cell_index, is_whole
+
+__all__ = ["Access", "Target", "accesses", "count_reads"]
+
+BLOCK_NBYTES = 512 << 10
+"""Bytes of a staging block of packed rows: it stays in the cache of one core while it is converted."""
+WIDE_NBYTES = 4 << 20
+"""Bytes of a staging block of columns, or of decoded rows, where each read has a price of its own."""
+UNBOUNDED = 1 << 62
+"""Rows that go straight to their destination are read in one piece, however many."""
+
+Target: TypeAlias = slice | npt.NDArray[np.int64]
+"""Rows of a buffer: a slice of step 1 or -1, or an index array."""
+
+Index: TypeAlias = tuple[int | slice | npt.NDArray[np.int64], ...]
+
+
+class Access(NamedTuple):
+    """One piece of a segment: what is read, which of it is wanted, and where it lands."""
+
+    path: str
+    """The file."""
+    offset: int
+    """First byte, if ``shape`` is read as plain bytes."""
+    shape: tuple[int, ...]
+    """Shape of what is read, rows (or, of a giant row, positions on its first axis) first."""
+    block: Block
+    """The local rows read."""
+    source: Index | None
+    """Index of what was read that gives what is wanted; None if all of it goes straight to its destination."""
+    target: Index
+    """Index of the buffer where it lands."""
+
+
+def accesses(shard: Shard, segment: Segment, layout: Layout, cell: Cell, contiguous: bool) -> Iterator[Access]:
+    """Yield what must be read of one shard for one segment.
+
+    Parameters
+    ----------
+    shard : Shard
+    segment : Segment
+    layout : Layout
+        Gives the dtype of the result and the storage.
+    cell : tuple
+        The basic index on each row.
+    contiguous : bool
+        Whether the buffer is C-contiguous, so that plain bytes may go straight into it.
+    """
+    gap_nbytes = layout.storage.gap_nbytes
+    source = shard.source
+    if type(source) is Extents:
+        whole = is_whole(cell, shard.row_shape)
+        same = contiguous and shard.dtype == layout.dtype
+        for first, rows, path, offset in source.extents:
+            local, a, b = _overlap(segment.local, first, first + rows)
+            if b > a:
+                row = _Row(path or shard.path, shard.row_shape, shard.dtype.itemsize, cell, whole, same, gap_nbytes)
+                row_nbytes = prod(shard.row_shape) * shard.dtype.itemsize
+                yield from _packed(row, offset - first * row_nbytes, local, _part(segment.target, a, b), (), False)
+        return
+    # The format, or the transposition, applies the cell: what is read has the shape of the result.
+    kept = tuple([len(axis) for axis in cell if type(axis) is range])
+    row_nbytes = prod(kept) * shard.dtype.itemsize
+    planes = type(source) is Planes
+    # Each column is a read, and a read costs more than a few unwanted rows: they are read along.
+    for block in blocks(
+        segment.local,
+        row_nbytes,
+        gap_nbytes=WIDE_NBYTES if planes else gap_nbytes,
+        block_nbytes=WIDE_NBYTES,
+        dense_nbytes=WIDE_NBYTES if planes or not contiguous or type(segment.target) is not slice else UNBOUNDED,
+    ):
+        target = _part(segment.target, block.target.start, block.target.stop)
+        straight = not planes and contiguous and block.dense and type(target) is slice and target.step != -1
+        shape = (block.stop - block.start, *kept)
+        yield Access(shard.path, 0, shape, block, None if straight else (block.source,), (target,))
+
+
+class _Row(NamedTuple):
+    """What stays the same while the rows of one extent are cut into reads."""
+
+    path: str
+    row_shape: tuple[int, ...]
+    itemsize: int
+    cell: Cell
+    whole: bool
+    straight: bool
+    gap_nbytes: int
+
+
+def _packed(row: _Row, start: int, local: Rows, target: Target, place: tuple[int, ...], drop: bool) -> Iterator[Access]:
+    """Yield the reads of packed rows that begin at byte ``start``; of giant rows, only the wanted part of each.
+
+    ``place`` is where in the buffer ``target`` counts from, and ``drop`` whether the row axis is dropped there.
+    """
+    path, row_shape, itemsize, cell, whole, straight, gap_nbytes = row
+    row_nbytes = prod(row_shape) * itemsize
+    if not whole and row_nbytes > BLOCK_NBYTES and row_shape:
+        axis, rest = cell[0], cell[1:]
+        positions = range(axis, axis + 1) if isinstance(axis, int) else axis
+        backwards = positions.step < 0
+        whole = is_whole(rest, row_shape[1:])
+        inner = row._replace(row_shape=row_shape[1:], cell=rest, whole=whole)
+        spread = slice(len(positions) - 1, None, -1) if backwards else slice(0, len(positions))
+        for i, number in enumerate(local):
+            within = place if drop else (*place, _position(target, i))
+            yield from _packed(
+                inner,
+                start + int(number) * row_nbytes,
+                positions[::-1] if backwards else positions,
+                spread,
+                within,
+                isinstance(axis, int),
+            )
+        return
+    index = cell_index(cell)
+    straight = straight and whole
+    ordered = type(target) is slice and target.step != -1
+    for block in blocks(
+        local,
+        row_nbytes,
+        gap_nbytes=gap_nbytes,
+        block_nbytes=BLOCK_NBYTES,
+        dense_nbytes=UNBOUNDED if straight and ordered else BLOCK_NBYTES,
+    ):
+        part = _part(target, block.target.start, block.target.stop)
+        shape = (block.stop - block.start, *row_shape)
+        offset = start + block.start * row_nbytes
+        if straight and block.dense and (ordered or shape[0] == 1):
+            where: Index = () if drop else (part,) if ordered else (_position(part, 0),)
+            yield Access(path, offset, shape, block, None, place + where)
+        else:
+            yield Access(
+                path, offset, shape, block, (0 if drop else block.source, *index), place if drop else (*place, part)
+            )
+
+
+def _position(target: Target, i: int) -> int:
+    if isinstance(target, slice):
+        return int(target.start - i if target.step == -1 else target.start + i)
+    return int(target[i])
+
+
+def _part(target: Target, a: int, b: int) -> Target:
+    """Return the rows a to b of a target."""
+    if not isinstance(target, slice):
+        return target[a:b]
+    if target.step != -1:
+        return slice(target.start + a, target.start + b)
+    stop = target.start - b
+    return slice(target.start - a, stop if stop >= 0 else None, -1)
+
+
+def _overlap(local: Rows, start: int, stop: int) -> tuple[Rows, int, int]:
+    """Return the ascending rows within [start, stop), and their places [a, b) among all."""
+    if isinstance(local, range):
+        if not local or (start <= local[0] and local[-1] < stop):
+            return local, 0, len(local)
+        a = min(len(local), max(0, -(-(start - local.start) // local.step)))
+        b = max(a, min(len(local), -(-(stop - local.start) // local.step)))
+    else:
+        a, b = (int(i) for i in np.searchsorted(local, (start, stop), "left"))
+    return local[a:b], a, b
+
+
+def count_reads(rows: Rows, layout: Layout, cell: Cell) -> tuple[int, int, int]:
+    """Return the reads, the bytes read, and the most scratch bytes at a time, of one tile holding ``rows``.
+
+    Parameters
+    ----------
+    rows : range or ndarray of int64
+        Rows of the layout, in the order of the tile.
+    layout : Layout
+    cell : tuple
+    """
+    requests = nbytes = scratch = 0
+    columns = prod([len(axis) for axis in cell if type(axis) is range])
+    shards = layout.shards
+    for segment in layout.segments(rows):
+        shard = shards[segment.shard]
+        reads_each = columns if type(shard.source) is Planes else 1
+        for access in accesses(shard, segment, layout, cell, True):
+            size = prod(access.shape) * shard.dtype.itemsize
+            requests += reads_each
+            nbytes += size
+            if access.source is not None:
+                scratch = max(scratch, size)
+    return requests, nbytes, scratch

@@ -1,0 +1,350 @@
+"""From a path, a glob or a list to a layout: list, choose the format, order, inspect, check; all faults at once."""
+
+import os
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from lazyshards.errors import FormatError, LayoutError, ShardReadError, ShardsNotFoundError
+from lazyshards.formats import find_format, format_names, format_of_bytes, format_of_name
+from lazyshards.formats.base import Fault, Format, describe_faults
+from lazyshards.layout import Layout, Shard
+from lazyshards.storage import Entry, Storage, open_storage
+
+__all__ = ["natural_key", "scan"]
+
+_STRAY_SUFFIXES = (".crc", ".tmp", ".temp", ".part", ".partial", ".swp", ".swo", ".bak", ".lock", ".md5", ".sha256")
+"""Endings of files that tools leave beside shards."""
+_STRAY = re.compile(r"\.(tmp|temp|part)[-._]?\w*$", re.IGNORECASE)
+"""Endings such as ``.temp4711``, which writers give to files that are not finished."""
+_MAGIC_NBYTES = 32
+"""First bytes read of files whose suffix tells nothing."""
+
+
+def scan(
+    path: object,
+    *,
+    format: str | None = None,
+    order: str = "natural",
+    holes: str = "raise",
+    on_change: str = "raise",
+    storage_options: Mapping[str, object] | None = None,
+    options: Mapping[str, object] | None = None,
+) -> Layout:
+    """Return the layout of the shards at ``path``.
+
+    Parameters
+    ----------
+    path : str, path or sequence of them
+        A directory, a glob, one file, or a list of files, which keeps its order.
+    format : str, optional
+        Name of the format; by default told by suffix, then by first bytes.
+    order : {"natural", "name"}
+        Numbers in names compared as numbers, or names compared as text.
+    holes : {"raise", "ignore"}
+        What to do if numbered names skip a number.
+    on_change : {"raise", "warn", "ignore"}
+        What the storage does about a shard that changed since it was opened.
+    storage_options : mapping, optional
+        For fsspec.
+    options : mapping, optional
+        For the format.
+
+    Raises
+    ------
+    ShardsNotFoundError, FormatError, LayoutError, ShardReadError
+    """
+    if order not in ("natural", "name"):
+        raise ValueError(f'order={order!r} is not an order: use "natural" or "name"; a list keeps its own order')
+    if holes not in ("raise", "ignore"):
+        raise ValueError(f'holes={holes!r} is not a policy: use "raise" or "ignore"')
+    chosen = find_format(format) if format is not None else None
+    given = _path_list(path)
+    if given is not None:
+        if not given:
+            raise ShardsNotFoundError("the list of shards is empty")
+        storage, paths = open_storage(given, storage_options, on_change)
+        reader = chosen or _tell_format(paths, storage, f"the list of {len(paths)} paths")
+    else:
+        storage, (place,) = open_storage([_path_text(path)], storage_options, on_change)
+        paths, reader = _search(place, storage, chosen)
+        paths = _arrange(paths, place, order, holes)
+    return _inspect(paths, reader, storage, options or {})
+
+
+def _path_text(path: object) -> str:
+    try:
+        text = os.fspath(path)  # type: ignore[call-overload]  # what it raises is the answer
+    except TypeError:
+        raise TypeError(f"{path!r} is not a path: expected a directory, a glob, a file, or a list of files") from None
+    if isinstance(text, bytes):
+        text = os.fsdecode(text)
+    if not text:
+        raise ValueError("the path is empty: expected a directory, a glob, a file, or a list of files")
+    return str(text)
+
+
+def _path_list(path: object) -> list[str] | None:
+    """Return the paths of a list, or None for a single path."""
+    if isinstance(path, str | bytes | os.PathLike) or not isinstance(path, Iterable):
+        return None
+    return [_path_text(item) for item in path]
+
+
+def _search(place: str, storage: Storage, chosen: Format | None) -> tuple[list[str], Format]:
+    """Return the shards that one path names, and their format."""
+    kind, entries = storage.find(place)
+    if kind == "missing":
+        raise ShardsNotFoundError(f"{place!r} does not exist" + _nearby(place))
+    if kind == "file":
+        return [place], chosen or _tell_format([place], storage, repr(place))
+    if kind == "glob":
+        if not entries:
+            raise ShardsNotFoundError(f"nothing matches {place!r}")
+        # A pattern that names hidden or marked files asks for them.
+        last = place.rsplit("/", 1)[-1]
+        entries = [entry for entry in entries if last[0] in "._" or not _is_stray(entry)]
+    else:
+        entries = [entry for entry in entries if not _is_stray(entry)]
+    files = [entry.path for entry in entries if not entry.is_directory]
+    if chosen is not None:
+        suffixed = [path for path in files if _name(path).lower().endswith(chosen.suffixes)]
+        files = suffixed or files
+    reader = chosen or _tell_format(files, storage, repr(place), entries)
+    wanted = [path for path in files if chosen is not None or _belongs(path, reader)]
+    mistaken = [entry.path for entry in entries if entry.is_directory and _name(entry.path).endswith(reader.suffixes)]
+    if mistaken:
+        raise LayoutError(
+            describe_faults(
+                [Fault(path, f"is a directory, expected a {reader.name} file") for path in sorted(mistaken)],
+                f"{place!r} holds directories named like shards",
+            )
+        )
+    if not wanted:
+        raise ShardsNotFoundError(f"{place!r} holds no {reader.name} shards; it holds {_contents(entries)}")
+    return wanted, reader
+
+
+def _belongs(path: str, reader: Format) -> bool:
+    known = format_of_name(path)
+    return known is None or known is reader if not reader.suffixes else known is reader
+
+
+def _name(path: str) -> str:
+    return path.rstrip("/").rsplit("/", 1)[-1]
+
+
+def _is_stray(entry: Entry) -> bool:
+    """Return whether a name is hidden, a marker, or a temporary file rather than a shard."""
+    name = _name(entry.path)
+    lower = name.lower()
+    return (
+        name.startswith((".", "_"))
+        or name.endswith(("~", "#"))
+        or lower.endswith(_STRAY_SUFFIXES)
+        or _STRAY.search(lower) is not None
+        or lower in ("thumbs.db", "desktop.ini")
+    )
+
+
+def _nearby(place: str) -> str:
+    parent, _, name = place.rstrip("/").rpartition("/")
+    return f" (the directory {parent!r} was searched for {name!r})" if parent and "://" not in parent else ""
+
+
+def _contents(entries: Sequence[Entry]) -> str:
+    names = sorted(_name(entry.path) + ("/" if entry.is_directory else "") for entry in entries)
+    if not names:
+        return "nothing"
+    return ", ".join(names[:5]) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
+
+
+def _tell_format(paths: Sequence[str], storage: Storage, place: str, entries: Sequence[Entry] = ()) -> Format:
+    """Return the one format of all files: by suffix, and where no suffix tells, by their first bytes.
+
+    Raises
+    ------
+    FormatError
+        If they are of several formats.
+    ShardsNotFoundError
+        If none of them is of a known format.
+    """
+    counts: Counter[str] = Counter()
+    examples: dict[str, str] = {}
+    for path in paths:
+        known = format_of_name(path)
+        if known is not None:
+            counts[known.name] += 1
+            examples.setdefault(known.name, path)
+    if not counts and paths:
+        for path, head in zip(paths, storage.heads(paths, _MAGIC_NBYTES), strict=True):
+            if head.error is not None and len(paths) == 1:
+                kind = ShardsNotFoundError if isinstance(head.error, FileNotFoundError) else ShardReadError
+                raise kind(f"{path!r} cannot be read: {head.error.strerror or head.error}") from head.error
+            known = format_of_bytes(head.data)
+            if known is not None:
+                counts[known.name] += 1
+                examples.setdefault(known.name, path)
+    if len(counts) > 1:
+        mixture = ", ".join(f"{count:,} {name} ({examples[name]!r})" for name, count in sorted(counts.items()))
+        raise FormatError(
+            f"{place} holds shards of several formats: {mixture}; choose one with format=, for example "
+            f"format={min(counts)!r}"
+        )
+    if not counts:
+        raise ShardsNotFoundError(
+            f"{place} holds no shards of a known format ({', '.join(format_names())}); it holds "
+            f"{_contents(entries) if entries or len(paths) != 1 else 'something else'}; name the format with format= "
+            "if it has another suffix. Subdirectories are not searched: use a glob such as 'path/**/*.npy'"
+        )
+    return find_format(next(iter(counts)))
+
+
+_DIGITS = re.compile(r"(\d+)")
+
+
+def natural_key(path: str) -> tuple[object, ...]:
+    """Return a sort key by which numbers in a path compare as numbers, so that 2 comes before 10.
+
+    Texts and numbers alternate, so that two keys always compare; names that differ only in leading zeros are told
+    apart by the path itself.
+    """
+    parts: list[object] = list(_DIGITS.split(path))
+    parts[1::2] = map(int, parts[1::2])  # type: ignore[call-overload]  # odd parts are digits
+    parts.append(path)
+    return tuple(parts)
+
+
+def _arrange(paths: list[str], place: str, order: str, holes: str) -> list[str]:
+    """Return the paths in order, and see that no number is missing or there twice."""
+    ordered = sorted(paths)
+    numbered = _single_number(ordered)
+    if numbered is None:
+        return sorted(ordered, key=natural_key) if order == "natural" else ordered
+    numbers, texts = numbered
+    if holes == "raise":
+        _check_sequence(ordered, numbers, texts, place)
+    if order == "name":
+        return ordered
+    if all(a <= b for a, b in zip(numbers, numbers[1:], strict=False)):
+        return ordered
+    return [path for _, path in sorted(zip(numbers, ordered, strict=True))]
+
+
+def _single_number(paths: list[str]) -> tuple[list[int], tuple[str, str]] | None:
+    """Return the one number that tells the paths apart and the texts around it, or None if there is no such one."""
+    first, last = paths[0], paths[-1]
+    if len(paths) == 1:
+        # One shard of many says so in its own name: part-00000-of-00032.
+        match = _OF.search(first)
+        return ([int(match[1])], (first[: match.start(1)], first[match.end(1) :])) if match else None
+    # What the first and last of the sorted paths have in common at the start, all have.
+    n = 0
+    most = min(len(first), len(last))
+    while n < most and first[n] == last[n]:
+        n += 1
+    while n and first[n - 1].isdigit():
+        n -= 1
+    prefix = first[:n]
+    match = _DIGITS.match(first, n)
+    if match is None:
+        return None
+    suffix = first[match.end() :]
+    stop = -len(suffix) or None
+    numbers = []
+    for path in paths:
+        text = path[n:stop]
+        if not (text.isdecimal() and path.endswith(suffix) and len(path) >= n + len(suffix)):
+            return None
+        numbers.append(int(text))
+    return numbers, (prefix, suffix)
+
+
+_OF = re.compile(r"(\d+)-of-(\d+)\D*$")
+
+
+def _check_sequence(paths: Sequence[str], numbers: Sequence[int], texts: tuple[str, str], place: str) -> None:
+    """Raise LayoutError if numbers are missing from a sequence, or are there twice."""
+    present = set(numbers)
+    if len(present) < len(numbers):
+        holders = defaultdict(list)
+        for number, path in zip(numbers, paths, strict=True):
+            holders[number].append(path)
+        faults = [
+            Fault(held[1], f"has the number {number} of {held[0]!r}, expected each number once")
+            for number, held in sorted(holders.items())
+            if len(held) > 1
+        ]
+        raise LayoutError(describe_faults(faults, f"{place!r} holds shards with the same number"))
+    low, high = min(present), max(present)
+    total = re.match(r"-of-(\d+)\D*$", texts[1])
+    if total is not None:
+        count = int(total[1])
+        low = 1 if high == count else 0
+        high = max(high, count - 1 + low)
+    count = high - low + 1 - len(present)
+    if not count:
+        return
+    width = len(_DIGITS.match(paths[0], len(texts[0]))[1])  # type: ignore[index]  # it matched before
+    zeros = any(_DIGITS.match(path, len(texts[0]))[1].startswith("0") for path in paths)  # type: ignore[index]
+    missing = []
+    number = low
+    while len(missing) < 10 and number <= high:
+        if number not in present:
+            missing.append(f"{_name(texts[0] + (f'{number:0{width}d}' if zeros else str(number)) + texts[1])}")
+        number += 1
+    more = f" and {count - 10:,} more" if count > 10 else ""
+    raise LayoutError(
+        f"{place!r} has a hole in its numbered shards: {', '.join(missing)}{more} missing "
+        f"({len(present):,} shards found, numbers {low} to {high} expected); restore them, or pass "
+        'holes="ignore", or a list of the files, if that is how it should be'
+    )
+
+
+def _inspect(paths: Sequence[str], reader: Format, storage: Storage, options: Mapping[str, object]) -> Layout:
+    """Return the layout of the files, if every one is a shard and all agree."""
+    found = reader.inspect(paths, storage, options)
+    faults = [shard for shard in found if isinstance(shard, Fault)]
+    shards = [shard for shard in found if isinstance(shard, Shard)]
+    faults += _disagreements(shards)
+    if not faults:
+        return Layout.from_shards(shards, reader.name, storage)
+    some = f"{len(faults):,} of {len(found):,} shards" if len(found) > 1 else "the shard"
+    message = describe_faults(faults, f"{some} cannot be opened")
+    errors = [fault.error for fault in faults]
+    if all(isinstance(error, FileNotFoundError) for error in errors):
+        raise ShardsNotFoundError(message) from errors[0]
+    if all(error is not None for error in errors):
+        raise ShardReadError(message) from errors[0]
+    raise LayoutError(message)
+
+
+def _disagreements(shards: Sequence[Shard]) -> list[Fault]:
+    """Return a fault for each shard that is not like most of them."""
+    kinds: dict[tuple[object, ...], list[Shard]] = {}
+    last: tuple[object, object] = (None, None)
+    holders: list[Shard] = []
+    for shard in shards:
+        if shard.dtype is not last[0] or shard.row_shape != last[1]:
+            last = (shard.dtype, shard.row_shape)
+            holders = kinds.setdefault((shard.dtype.newbyteorder("="), shard.row_shape), [])
+        holders.append(shard)
+    if len(kinds) < 2:
+        return []
+    (dtype, row_shape), usual = max(kinds.items(), key=lambda kind: len(kind[1]))
+    like = f"like {usual[0].path!r}"
+    faults = []
+    for (other_dtype, other_shape), odd in kinds.items():
+        if odd is usual:
+            continue
+        wrong, right = [], []
+        if other_dtype != dtype:
+            wrong.append(f"dtype {other_dtype}")
+            right.append(f"{dtype}")
+        if other_shape != row_shape:
+            wrong.append(f"rows of shape {other_shape}")
+            right.append(f"{row_shape}")
+        faults += [
+            Fault(shard.path, f"has {' and '.join(wrong)}, expected {' and '.join(right)} {like}") for shard in odd
+        ]
+    return faults

@@ -1,0 +1,40 @@
+"""What an engine is: what allocates the result and runs the leaf once for each tile."""
+
+from collections.abc import Callable
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+
+from lazyshards.plan import Capacity, ReadPlan
+
+__all__ = ["Array", "Engine", "Progress"]
+
+Array: TypeAlias = Any
+"""An array of the engine's own type: numpy.ndarray, cupynumeric.ndarray or cupy.ndarray."""
+
+Progress: TypeAlias = Callable[[int], None]
+"""Called with the number of rows that a tile has filled, from any thread."""
+
+
+class Engine(Protocol):
+    """What allocates the result and runs the leaf once for each tile."""
+
+    @property
+    def name(self) -> str:
+        """The name by which it is asked for."""
+        ...
+
+    def why_not(self, dtype: np.dtype[np.generic], ndim: int) -> str | None:
+        """Return why arrays of this dtype and number of axes cannot be held, or None if they can."""
+        ...
+
+    def capacity(self) -> Capacity:
+        """Return what the engine can hold at this moment."""
+        ...
+
+    def execute(self, plan: ReadPlan, *, out: Array | None = None) -> Array:
+        """Run the plan and return the filled array, of the plan's shape, or raise; nothing half-filled is returned.
+
+        Blocks until every tile is done.
+        """
+        ...

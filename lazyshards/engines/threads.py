@@ -1,0 +1,115 @@
+"""The NumPy engine: one result in memory, tiles filled by a pool of threads."""
+
+import mmap
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
+from math import prod
+
+import numpy as np
+import numpy.typing as npt
+
+from lazyshards.errors import EngineError
+from lazyshards.leaf import fill
+from lazyshards.plan import Capacity, ReadPlan
+
+__all__ = ["ThreadEngine", "allocate", "cpu_count"]
+
+_HUGE_NBYTES = 2 << 20
+"""Size of a huge page on x86-64 and 64-bit Arm; smaller results gain nothing from the advice."""
+
+
+def cpu_count() -> int:
+    """Return the number of processors that this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on every system
+        return os.cpu_count() or 1
+
+
+def allocate(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> npt.NDArray[np.generic]:
+    """Return an uninitialised array; a large one in memory advised as huge pages, which halves a first load's time."""
+    nbytes = prod(shape) * dtype.itemsize
+    if nbytes < 4 * _HUGE_NBYTES:
+        return np.empty(shape, dtype)
+    try:
+        memory = mmap.mmap(-1, nbytes + _HUGE_NBYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    except (OSError, AttributeError, OverflowError):  # no such advice on this system
+        return np.empty(shape, dtype)
+    raw = np.frombuffer(memory, np.uint8)
+    start = -raw.ctypes.data % _HUGE_NBYTES
+    return raw[start : start + nbytes].view(dtype).reshape(shape)
+
+
+class ThreadEngine:
+    """Tiles filled by threads, into one NumPy array.
+
+    Availability: always.
+    """
+
+    name = "numpy"
+
+    def why_not(self, dtype: np.dtype[np.generic], ndim: int) -> str | None:
+        """Return None: NumPy holds every dtype; the number of axes is NumPy's own to refuse."""
+        return None
+
+    def capacity(self) -> Capacity:
+        """Return one worker for each processor, and no bound but the operating system's."""
+        return Capacity(workers=cpu_count())
+
+    def execute(self, plan: ReadPlan, *, out: npt.NDArray[np.generic] | None = None) -> npt.NDArray[np.generic]:
+        """Run the plan on threads and return the array."""
+        if out is None:
+            out = allocate(plan.shape, plan.dtype)
+        else:
+            _check_out(out, plan)
+        tiles = plan.tiles
+        if len(tiles) <= 1:
+            fill(out, plan.rows, plan.layout, plan.cell)
+            return out
+        pool = _pool()
+        futures = [pool.submit(fill, out[tile], plan.rows[tile], plan.layout, plan.cell) for tile in tiles]
+        try:
+            for future in futures:
+                future.result()
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            wait(futures)  # nobody may write into the array after it was given up
+            raise
+        return out
+
+
+def _check_out(out: object, plan: ReadPlan) -> None:
+    if not isinstance(out, np.ndarray):
+        raise EngineError(f"out is a {type(out).__name__}, expected a numpy.ndarray for the numpy engine")
+    if out.shape != plan.shape or out.dtype != plan.dtype:
+        raise EngineError(
+            f"out has shape {out.shape} and dtype {out.dtype}, expected shape {plan.shape} and dtype {plan.dtype}"
+        )
+    if not out.flags.writeable:
+        raise EngineError("out is read-only, expected a writable array")
+
+
+_lock = threading.Lock()
+_executor: ThreadPoolExecutor | None = None
+
+
+def _pool() -> ThreadPoolExecutor:
+    """Return the process's pool; leaves never wait for one another, so that any number of computes may share it."""
+    global _executor
+    with _lock:
+        if _executor is None:
+            _executor = ThreadPoolExecutor(cpu_count(), thread_name_prefix="lazyshards")
+        return _executor
+
+
+def _forget_pool() -> None:
+    """After a fork the threads are gone: the child makes its own pool."""
+    global _executor, _lock
+    _executor = None
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_pool)

@@ -1,0 +1,389 @@
+"""What is on disk: all shards in order, and which rows each of them holds."""
+
+import hashlib
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple, TypeAlias, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from lazyshards.selection import Rows
+from lazyshards.storage.base import Stamp, Storage
+
+__all__ = ["Decoded", "Extent", "Extents", "Layout", "Planes", "Segment", "Shard", "Source"]
+
+
+class Extent(NamedTuple):
+    """Consecutive rows that lie as plain packed bytes, in C order, somewhere in a file."""
+
+    first: int
+    """Local number of the first row."""
+    rows: int
+    """How many rows."""
+    path: str
+    """The file that holds them; empty for the shard's own."""
+    offset: int
+    """First byte."""
+
+
+class Extents(NamedTuple):
+    """A shard whose rows are plain bytes: the core reads them, the format is not asked."""
+
+    extents: tuple[Extent, ...]
+    """In row order, without holes."""
+
+
+class Planes(NamedTuple):
+    """A shard stored by columns, each column's rows packed: Fortran order."""
+
+    start: int
+    """First byte of the first column."""
+    stride: int
+    """Bytes from one column to the next; the columns follow each other in Fortran order of the row's axes."""
+
+    def offsets(self, row_shape: tuple[int, ...]) -> npt.NDArray[np.int64]:
+        """Return the first byte of each column, in an array of the row's shape."""
+        count = int(np.prod(row_shape, dtype=np.int64))
+        return self.start + self.stride * np.arange(count, dtype=np.int64).reshape(row_shape, order="F")
+
+
+class Decoded(NamedTuple):
+    """A shard that its format must decode."""
+
+    detail: object
+    """What the format needs to read it again; picklable."""
+    edges: tuple[int, ...] = ()
+    """Local rows at which the format's own blocks begin, if decoding from elsewhere costs more."""
+
+
+Source: TypeAlias = Extents | Planes | Decoded
+
+
+class Shard(NamedTuple):
+    """One file, or store, holding consecutive rows.
+
+    A named tuple and not a dataclass: opening makes one for every file, and it is built four times as fast.
+    """
+
+    path: str
+    """Path or URL."""
+    rows: int
+    """How many rows."""
+    row_shape: tuple[int, ...]
+    """Shape of one row."""
+    dtype: np.dtype[np.generic]
+    """Type as stored, byte order included."""
+    stamp: Stamp
+    """How the file is known again."""
+    source: Source
+    """Where the rows lie in it."""
+
+
+class Segment(NamedTuple):
+    """The rows of one shard that one request needs, and where they land."""
+
+    shard: int
+    """Number of the shard in the layout."""
+    local: Rows
+    """Rows of the shard, ascending."""
+    target: slice | npt.NDArray[np.int64]
+    """Rows of the buffer, in the order of ``local``; a slice may run backwards."""
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """All shards in order. Columnar, so that a million shards fit; equal if the fingerprints are."""
+
+    format: str
+    """Name of the format."""
+    storage: Storage
+    """Where the bytes come from."""
+    row_shape: tuple[int, ...]
+    """Shape of one row, the same in every shard."""
+    dtype: np.dtype[np.generic]
+    """Type of the elements, in native byte order, the same in every shard."""
+    root: str
+    """What every path begins with; not part of the fingerprint."""
+    names: Sequence[str]
+    """The rest of each path."""
+    ends: npt.NDArray[np.int64]
+    """Rows up to and with each shard."""
+    stamps: npt.NDArray[np.int64]
+    """(shards, 3): size in bytes, mtime in ns, inode of each file."""
+    offsets: npt.NDArray[np.int64]
+    """First byte of the packed rows in each shard's own file; -1 where ``sources`` has more to say."""
+    sources: Mapping[int, Source] = field(default_factory=dict)
+    """Sources of the shards that are not one packed run."""
+    dtypes: Mapping[int, np.dtype[np.generic]] = field(default_factory=dict)
+    """Types as stored, of the shards where it is not ``dtype``."""
+    etags: Sequence[str] | None = None
+    """Entity tag of each shard, where the storage has them."""
+
+    @classmethod
+    def from_shards(cls, shards: Sequence[Shard], format: str, storage: Storage) -> "Layout":
+        """Return the layout of shards that agree in dtype (byte order aside) and row shape.
+
+        Parameters
+        ----------
+        shards : sequence of Shard
+            At least one.
+        format : str
+        storage : Storage
+        """
+        paths, rows, _, dtypes, stamps, sources = zip(*shards, strict=True)
+        root = _common_root(paths)
+        native = dtypes[0].newbyteorder("=")
+        offsets, odd = [], {}
+        for i, source in enumerate(sources):
+            offset = -1
+            if type(source) is Extents and len(source.extents) == 1:
+                first, count, path, start = source.extents[0]
+                if first == 0 and count == rows[i] and not path:
+                    offset = start
+            if offset < 0:
+                odd[i] = source
+            offsets.append(offset)
+        sizes, mtimes, inodes, etags = zip(*stamps, strict=True)
+        return cls(
+            format=format,
+            storage=storage,
+            row_shape=shards[0].row_shape,
+            dtype=native,
+            root=root,
+            names=tuple([path[len(root) :] for path in paths]),
+            ends=np.cumsum(np.array(rows, np.int64)),
+            stamps=np.array([sizes, mtimes, [inode & _INT64 for inode in inodes]], np.int64).T.copy(),
+            offsets=np.array(offsets, np.int64),
+            sources=odd,
+            dtypes={i: dtype for i, dtype in enumerate(dtypes) if dtype is not native and dtype != native},
+            etags=tuple(etags) if any(etags) else None,
+        )
+
+    def __len__(self) -> int:
+        """Return the number of shards."""
+        return len(self.ends)
+
+    @property
+    def rows(self) -> int:
+        """Number of rows of all shards."""
+        return int(self.ends[-1]) if len(self.ends) else 0
+
+    @property
+    def row_nbytes(self) -> int:
+        """Bytes of one row."""
+        count = self.dtype.itemsize
+        for size in self.row_shape:
+            count *= size
+        return count
+
+    @property
+    def shards(self) -> "Shards":
+        """The shards, as a sequence."""
+        return Shards(self)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hex digest of names, rows, sizes, dtype and shape: the same on every machine and mount point."""
+        digest = hashlib.blake2b(digest_size=16)
+        head = (1, self.format, self.dtype.descr if self.dtype.names else self.dtype.str, self.row_shape, len(self))
+        digest.update(repr(head).encode())
+        digest.update("\0".join(self.names).encode("utf-8", "surrogateescape"))
+        digest.update(self.ends.astype("<i8").tobytes())
+        digest.update(self.stamps[:, 0].astype("<i8").tobytes())
+        digest.update(repr([(i, dtype.str) for i, dtype in sorted(self.dtypes.items())]).encode())
+        return digest.hexdigest()
+
+    def path(self, shard: int) -> str:
+        """Return the path of a shard."""
+        return self.root + self.names[shard]
+
+    def stamp(self, shard: int) -> Stamp:
+        """Return the stamp of a shard."""
+        size, mtime_ns, inode = self.stamps[shard].tolist()
+        return Stamp(size, mtime_ns, inode, self.etags[shard] if self.etags is not None else "")
+
+    def source(self, shard: int) -> Source:
+        """Return where the rows of a shard lie."""
+        offset = int(self.offsets[shard])
+        if offset >= 0:
+            return Extents((Extent(0, self.start_stop(shard)[1] - self.start_stop(shard)[0], "", offset),))
+        return self.sources[shard]
+
+    def stored_dtype(self, shard: int) -> np.dtype[np.generic]:
+        """Return the type that a shard stores, byte order included."""
+        return self.dtypes.get(shard, self.dtype) if self.dtypes else self.dtype
+
+    def start_stop(self, shard: int) -> tuple[int, int]:
+        """Return the global rows [start, stop) that a shard holds."""
+        return (int(self.ends[shard - 1]) if shard else 0), int(self.ends[shard])
+
+    def segments(self, rows: Rows) -> Iterator[Segment]:
+        """Yield what each shard contributes to a buffer that holds ``rows`` in order, shards ascending.
+
+        Parameters
+        ----------
+        rows : range or ndarray of int64
+            Global row numbers, all within the layout.
+        """
+        if isinstance(rows, range):
+            return self._range_segments(rows)
+        return self._array_segments(rows)
+
+    def _range_segments(self, rows: range) -> Iterator[Segment]:
+        count = len(rows)
+        if not count:
+            return
+        ascending = rows if rows.step > 0 else rows[::-1]
+        low, step = ascending[0], ascending.step
+        high = ascending[-1]
+        first = int(self.ends.searchsorted(low, "right"))
+        last = int(self.ends.searchsorted(high, "right"))
+        start = int(self.ends[first - 1]) if first else 0
+        done = 0
+        for shard, stop in enumerate(self.ends[first : last + 1].tolist(), first):
+            # Rows of the request below the shard's end; a step may jump over the whole shard.
+            until = count if stop > high else -(-(stop - low) // step)
+            if until > done:
+                at = low + done * step - start
+                local = range(at, at + (until - done) * step, step)
+                if rows.step > 0:
+                    target = slice(done, until)
+                else:
+                    target = slice(count - 1 - done, count - 1 - until if until < count else None, -1)
+                yield Segment(shard, local, target)
+                done = until
+            start = stop
+
+    def _array_segments(self, rows: npt.NDArray[np.int64]) -> Iterator[Segment]:
+        if not len(rows):
+            return
+        order = None if bool((np.diff(rows) >= 0).all()) else np.argsort(rows, kind="stable")
+        ascending = rows if order is None else rows[order]
+        first = int(self.ends.searchsorted(ascending[0], "right"))
+        last = int(self.ends.searchsorted(ascending[-1], "right"))
+        cuts = np.searchsorted(ascending, self.ends[first : last + 1], "left").tolist()
+        start = int(self.ends[first - 1]) if first else 0
+        done = 0
+        for shard, stop, until in zip(range(first, last + 1), self.ends[first : last + 1].tolist(), cuts, strict=True):
+            if until > done:
+                target = slice(done, until) if order is None else order[done:until]
+                yield Segment(shard, ascending[done:until] - start, target)
+                done = until
+            start = stop
+
+    def narrow(self, rows: Rows) -> "tuple[Layout, Rows]":
+        """Return the layout of the shards that ``rows`` touch, and the same rows numbered in it.
+
+        Parameters
+        ----------
+        rows : range or ndarray of int64
+            Global row numbers, all within the layout.
+        """
+        if not len(rows):
+            return self._pick(slice(0, 0)), range(0)
+        if isinstance(rows, range):
+            low, high = (rows[0], rows[-1]) if rows.step > 0 else (rows[-1], rows[0])
+            if len(self.ends) > 64:
+                first, last = (int(i) for i in self.ends.searchsorted((low, high), "right"))
+            else:
+                ends = self.ends.tolist()
+                first, last = bisect_right(ends, low), bisect_right(ends, high)
+            if first == 0 and last == len(self) - 1:
+                return self, rows
+            start = int(self.ends[first - 1]) if first else 0
+            return self._pick(slice(first, last + 1)), range(rows.start - start, rows.stop - start, rows.step)
+        holder = self.ends.searchsorted(rows, "right")
+        touched = np.unique(holder)
+        if len(touched) == len(self):
+            return self, rows
+        layout = self._pick(touched)
+        starts = self.ends[touched] - np.diff(self.ends, prepend=0)[touched]
+        moved = layout.ends - np.diff(layout.ends, prepend=0) - starts
+        return layout, rows + moved[np.searchsorted(touched, holder)]
+
+    def _pick(self, which: slice | npt.NDArray[np.int64]) -> "Layout":
+        """Return the layout of some of the shards, in order."""
+        if isinstance(which, slice):
+            names, numbers = self.names[which], range(len(self))[which]
+            start = int(self.ends[numbers[0] - 1]) if numbers and numbers[0] else 0
+            ends = self.ends[which] - start
+        else:
+            names, numbers = tuple([self.names[i] for i in which.tolist()]), which.tolist()
+            ends = np.cumsum(np.diff(self.ends, prepend=0)[which])
+        return Layout(
+            self.format,
+            self.storage,
+            self.row_shape,
+            self.dtype,
+            self.root,
+            names,
+            ends,
+            self.stamps[which],
+            self.offsets[which],
+            {i: self.sources[n] for i, n in enumerate(numbers) if n in self.sources} if self.sources else {},
+            {i: self.dtypes[n] for i, n in enumerate(numbers) if n in self.dtypes} if self.dtypes else {},
+            tuple([self.etags[n] for n in numbers]) if self.etags is not None else None,
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Layout):
+            return NotImplemented
+        return self is other or (self.root == other.root and self.fingerprint == other.fingerprint)
+
+    def __hash__(self) -> int:
+        return hash(self.fingerprint)
+
+    def shard_of(self, row: int) -> int:
+        """Return the number of the shard that holds a global row."""
+        return bisect_right(self.ends, row)  # type: ignore[type-var]  # an int64 array is ordered
+
+
+_INT64 = (1 << 63) - 1
+
+
+def _common_root(paths: Sequence[str]) -> str:
+    """Return what all paths begin with, up to and with the last separator that they share."""
+    low, high = min(paths), max(paths)
+    n = bisect_left(range(min(len(low), len(high))), True, key=lambda i: low[: i + 1] != high[: i + 1])
+    return low[: low.rfind("/", 0, n) + 1]
+
+
+class Shards(Sequence[Shard]):
+    """The shards of a layout, each built when it is asked for."""
+
+    __slots__ = ("_layout",)
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+
+    def __len__(self) -> int:
+        return len(self._layout)
+
+    @overload
+    def __getitem__(self, index: int) -> Shard: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Shard]: ...
+    def __getitem__(self, index: int | slice) -> Shard | list[Shard]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(len(self))[index]]
+        number = range(len(self))[index]
+        layout = self._layout
+        start, stop = layout.start_stop(number)
+        return Shard(
+            layout.path(number),
+            stop - start,
+            layout.row_shape,
+            layout.stored_dtype(number),
+            layout.stamp(number),
+            layout.source(number),
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"<{len(self)} shards: "
+            + ", ".join(f"{s.path!r} ({s.rows:,} rows)" for s in self[:3])
+            + (", ...>" if len(self) > 3 else ">")
+        )

@@ -1,0 +1,121 @@
+"""The one leaf that every engine runs: fill a buffer with rows of a layout."""
+
+import numpy as np
+import numpy.typing as npt
+
+from lazyshards.access import Access, accesses
+from lazyshards.formats import find_format
+from lazyshards.layout import Decoded, Extents, Layout, Planes, Shard
+from lazyshards.selection import Cell, Rows, cell_index
+from lazyshards.storage.base import Part, Storage
+
+__all__ = ["fill"]
+
+_MOST_PARTS = 4096
+"""Reads that are handed to the storage together at most."""
+
+
+def fill(out: npt.NDArray[np.generic], rows: Rows, layout: Layout, cell: Cell) -> None:
+    """Fill ``out`` with ``rows`` of ``layout``, every element, or raise.
+
+    Parameters
+    ----------
+    out : ndarray, (len(rows), *cell shape)
+        Destination, of the layout's dtype; any strides, fastest if C-contiguous.
+    rows : range or ndarray of int64
+        Rows of the layout, in the order of ``out``.
+    layout : Layout
+    cell : tuple
+        The basic index on each row.
+
+    Raises
+    ------
+    ShardReadError
+        If a shard cannot be read, ended early, or is not the file that was opened.
+    """
+    if not out.nbytes:
+        return
+    queue = _Queue(out, layout.storage)
+    contiguous = out.flags.c_contiguous
+    shards = layout.shards
+    for segment in layout.segments(rows):
+        shard = shards[segment.shard]
+        source = shard.source
+        for access in accesses(shard, segment, layout, cell, contiguous):
+            if type(source) is Extents:
+                queue.add(access, shard)
+            elif type(source) is Planes:
+                _fill_planes(out, access, shard, source, layout.storage, cell)
+            else:
+                _fill_decoded(out, access, shard, layout, cell)
+    queue.flush()
+
+
+class _Queue:
+    """Reads of plain bytes that wait to be handed to the storage together."""
+
+    __slots__ = ("_nbytes", "_out", "_parts", "_staged", "_storage")
+
+    def __init__(self, out: npt.NDArray[np.generic], storage: Storage) -> None:
+        self._out = out
+        self._storage = storage
+        self._parts: list[Part] = []
+        self._staged: list[tuple[npt.NDArray[np.generic], Access]] = []
+        self._nbytes = 0
+
+    def add(self, access: Access, shard: Shard) -> None:
+        """Queue one read; what has to be staged is staged in bounded memory."""
+        if access.source is None:
+            destination = self._out[access.target]
+        else:
+            destination = np.empty(access.shape, shard.dtype)
+            self._staged.append((destination, access))
+            self._nbytes += destination.nbytes
+        self._parts.append(Part(access.path, shard.stamp, access.offset, _bytes_of(destination)))
+        if self._nbytes >= self._storage.window_nbytes or len(self._parts) >= _MOST_PARTS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Read what is queued and put what was staged in its place."""
+        if self._parts:
+            self._storage.fetch_into(self._parts)
+        for block, access in self._staged:
+            self._out[access.target] = block[access.source]
+        self._parts, self._staged, self._nbytes = [], [], 0
+
+
+def _bytes_of(array: npt.NDArray[np.generic]) -> memoryview:
+    """Return the bytes of a C-contiguous array, writable."""
+    return memoryview(array.reshape(-1).view(np.uint8))
+
+
+def _fill_planes(
+    out: npt.NDArray[np.generic], access: Access, shard: Shard, planes: Planes, storage: Storage, cell: Cell
+) -> None:
+    """Read a block of rows of each wanted column, and write it transposed."""
+    offsets = planes.offsets(shard.row_shape)[cell_index(cell)]
+    start, stop = access.block.start, access.block.stop
+    scratch = np.empty((offsets.size, stop - start), shard.dtype)
+    itemsize = shard.dtype.itemsize
+    storage.fetch_into(
+        [
+            Part(access.path, shard.stamp, offset + start * itemsize, _bytes_of(scratch[i]))
+            for i, offset in enumerate(offsets.ravel().tolist())
+        ]
+    )
+    columns = scratch.reshape(*offsets.shape, stop - start)
+    wanted = np.moveaxis(columns, -1, 0)[access.source]
+    out[access.target] = wanted
+
+
+def _fill_decoded(out: npt.NDArray[np.generic], access: Access, shard: Shard, layout: Layout, cell: Cell) -> None:
+    """Have the format decode a run of rows, straight into place where it can go there."""
+    assert isinstance(shard.source, Decoded)
+    reader = find_format(layout.format)
+    start = access.block.start
+    if access.source is None:
+        reader.read_into(shard, start, out[access.target], cell, layout.storage)
+        return
+    scratch = np.empty(access.shape, layout.dtype)
+    reader.read_into(shard, start, scratch, cell, layout.storage)
+    out[access.target] = scratch[access.source]

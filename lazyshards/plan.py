@@ -1,0 +1,163 @@
+"""What a computation will do, in numbers, before it does any of it."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from lazyshards.access import count_reads
+from lazyshards.errors import CapacityError
+from lazyshards.layout import Layout
+from lazyshards.selection import Cell, Rows, Selection
+
+__all__ = ["Capacity", "ReadPlan", "compile_plan"]
+
+SMALL_NBYTES = 1 << 20
+"""Bytes up to which a request is one tile: a second worker would cost more than it saves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What an engine can hold."""
+
+    workers: int
+    """Processors that run leaves at the same time."""
+    tile_nbytes: int | None = None
+    """Most bytes of one tile; None if tiles may be of any size."""
+    result_nbytes: int | None = None
+    """Most bytes of a result now; None if the operating system decides."""
+    copies: int = 1
+    """How many times a result lies in that memory while it is made."""
+
+
+@dataclass(frozen=True, eq=False)
+class ReadPlan:
+    """The layout narrowed to a request, the rows and cell wanted, and how the result is cut into tiles.
+
+    Frozen and picklable: the same plan runs on every engine. Rows are numbered in the narrowed layout.
+    """
+
+    layout: Layout
+    """Only the shards that the rows touch."""
+    rows: Rows
+    """Rows of the narrowed layout, in the order of the result."""
+    cell: Cell
+    """The basic index applied to each row."""
+    cell_shape: tuple[int, ...]
+    """Shape of one row of the result."""
+    tile_rows: int
+    """Rows of each tile but the last, which may be shorter."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the result, with a row axis."""
+        return (len(self.rows), *self.cell_shape)
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        """Type of the result."""
+        return self.layout.dtype
+
+    @property
+    def row_nbytes(self) -> int:
+        """Bytes of one row of the result."""
+        count = self.dtype.itemsize
+        for size in self.cell_shape:
+            count *= size
+        return count
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the result: the bytes wanted."""
+        return len(self.rows) * self.row_nbytes
+
+    @property
+    def tile_count(self) -> int:
+        """Number of tiles; 0 if the result holds nothing."""
+        return -(-len(self.rows) // self.tile_rows) if self.nbytes else 0
+
+    @property
+    def tiles(self) -> list[slice]:
+        """The tiles, as slices of the result's rows."""
+        return [
+            slice(start, min(start + self.tile_rows, len(self.rows)))
+            for start in range(0, self.tile_count * self.tile_rows, self.tile_rows)
+        ]
+
+    @property
+    def shards(self) -> int:
+        """Number of shards that the request touches."""
+        return len(self.layout)
+
+    @cached_property
+    def _reads(self) -> tuple[int, int, int]:
+        counts = [count_reads(self.rows[tile], self.layout, self.cell) for tile in self.tiles]
+        if not counts:
+            return 0, 0, 0
+        requests, nbytes, scratch = zip(*counts, strict=True)
+        return sum(requests), sum(nbytes), max(scratch)
+
+    @property
+    def requests(self) -> int:
+        """Number of reads that the leaves will make."""
+        return self._reads[0]
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes that the leaves will read; more than ``nbytes`` where unwanted bytes are cheaper to read than to skip."""
+        return self._reads[1]
+
+    @property
+    def scratch_nbytes(self) -> int:
+        """Most bytes that one leaf needs besides its tile."""
+        return self._reads[2]
+
+    def peak_nbytes(self, workers: int) -> int:
+        """Return the most bytes that the result and the scratch of ``workers`` leaves take together."""
+        return self.nbytes + min(workers, max(1, self.tile_count)) * self.scratch_nbytes
+
+
+def compile_plan(
+    layout: Layout, selection: Selection, capacity: Capacity, *, tiles_per_processor: int | None = None
+) -> ReadPlan:
+    """Return the plan that reads ``selection``.
+
+    Parameters
+    ----------
+    layout : Layout
+    selection : Selection
+    capacity : Capacity
+        Of the engine that will run the plan.
+    tiles_per_processor : int, optional
+        Tiles for each processor; default 1. Small requests are one tile unless this is given.
+
+    Raises
+    ------
+    CapacityError
+        If the result does not fit; the message says how many rows would.
+    """
+    rows_all, cell_shape = selection.rows, selection.cell_shape
+    narrowed, rows = layout.narrow(rows_all)
+    count = len(rows)
+    row_nbytes = layout.dtype.itemsize
+    for size in cell_shape:
+        row_nbytes *= size
+    nbytes = count * row_nbytes
+    if capacity.result_nbytes is not None and nbytes * capacity.copies > capacity.result_nbytes:
+        fits = max(0, capacity.result_nbytes // (capacity.copies * row_nbytes))
+        copies = "" if capacity.copies == 1 else f" {capacity.copies} times over"
+        raise CapacityError(
+            f"the result needs {nbytes:,} bytes{copies}, but only {capacity.result_nbytes:,} bytes are free in the "
+            f"engine's memory: at most {fits:,} rows of {row_nbytes:,} bytes fit; compute a smaller slice, use "
+            f"batches(), drop earlier results, or give the engine more memory"
+        )
+    if tiles_per_processor is None:
+        tiles = 1 if nbytes <= SMALL_NBYTES else capacity.workers
+    elif tiles_per_processor < 1:
+        raise ValueError(f"tiles_per_processor={tiles_per_processor!r} must be 1 or more")
+    else:
+        tiles = capacity.workers * tiles_per_processor
+    tile_rows = max(1, -(-count // tiles))
+    if capacity.tile_nbytes is not None and row_nbytes:
+        tile_rows = max(1, min(tile_rows, capacity.tile_nbytes // row_nbytes))
+    return ReadPlan(narrowed, rows, selection.cell, cell_shape, tile_rows)

@@ -1,0 +1,196 @@
+"""Files of this machine: positional reads straight into the destination."""
+
+import glob
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from lazyshards.errors import ShardChangedError, ShardChangedWarning, ShardReadError
+from lazyshards.storage.base import Entry, Head, OnChange, Part, Stamp
+
+__all__ = ["LocalStorage"]
+
+_MOST_NBYTES = 0x7FFFF000
+"""Bytes that one read call of Linux returns at most."""
+_PROBE = 32
+"""Heads read one after the other before it is decided whether threads would help."""
+_SLOW_SECONDS = 60e-6
+"""Seconds a head above which reading waits on a device, so that threads help; in the page cache it takes about 4 us."""
+_HEAD_THREADS = 16
+"""Threads that read heads from a device; more gained nothing in the measurements of docs/explanation/decisions.md."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalStorage:
+    """Files of this machine.
+
+    Parameters
+    ----------
+    on_change : {"raise", "warn", "ignore"}
+        What to do about a file that changed since it was opened.
+    """
+
+    on_change: OnChange = "raise"
+    gap_nbytes: int = 16 << 10
+    window_nbytes: int = 512 << 10
+
+    def find(self, path: str) -> tuple[str, list[Entry]]:
+        """Return what ``path`` is, and the entries found there."""
+        try:
+            if os.path.isdir(path):
+                with os.scandir(path) as entries:
+                    return "directory", [Entry(entry.path, entry.is_dir()) for entry in entries]
+            if os.path.lexists(path):
+                return "file", [Entry(path, False)]
+            if glob.has_magic(path):
+                return "glob", [Entry(found, os.path.isdir(found)) for found in _glob(path)]
+        except OSError as exc:
+            raise ShardReadError(f"{path!r} cannot be listed: {exc.strerror or exc}") from exc
+        except ValueError as exc:  # a null byte in the name
+            raise ShardReadError(f"{path!r} is not a path: {exc}") from exc
+        return "missing", []
+
+    def heads(self, paths: Sequence[str], nbytes: int) -> list[Head]:
+        """Return the first bytes and the stamp of every file, errors in place.
+
+        In the page cache threads only fight over the interpreter lock, on a cold disk they are worth four times:
+        the first few reads decide.
+        """
+        start = time.perf_counter()
+        heads = [_head(path, nbytes) for path in paths[:_PROBE]]
+        if len(paths) <= _PROBE:
+            return heads
+        if time.perf_counter() - start < _PROBE * _SLOW_SECONDS:
+            return heads + [_head(path, nbytes) for path in paths[_PROBE:]]
+        with ThreadPoolExecutor(_HEAD_THREADS) as pool:
+            rest = paths[_PROBE:]
+            count = max(1, len(rest) // (8 * _HEAD_THREADS))
+            pieces = [rest[i : i + count] for i in range(0, len(rest), count)]
+            for piece in pool.map(lambda piece: [_head(path, nbytes) for path in piece], pieces):
+                heads += piece
+        return heads
+
+    def fetch(self, ranges: Sequence[tuple[str, int, int]]) -> list[bytes]:
+        """Return the bytes of each ``(path, offset, nbytes)``; shorter only where the file ends."""
+        found = []
+        for path, offset, nbytes in ranges:
+            try:
+                with open(path, "rb", buffering=0) as file:
+                    found.append(_pread(file.fileno(), offset, nbytes))
+            except OSError as exc:
+                raise ShardReadError(f"{path!r} cannot be read: {exc.strerror or exc}") from exc
+        return found
+
+    def fetch_into(self, parts: Sequence[Part]) -> None:
+        """Fill every part's ``out``, or raise ShardReadError naming the file.
+
+        The stamp is compared after the bytes were read, so that a change during the read is seen as well.
+        """
+        i, count = 0, len(parts)
+        while i < count:
+            path, stamp = parts[i].path, parts[i].stamp
+            j = i + 1
+            while j < count and parts[j].path == path:
+                j += 1
+            try:
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    short = _fill(fd, parts[i:j])
+                    status = os.fstat(fd)
+                finally:
+                    os.close(fd)
+            except OSError as exc:
+                gone = "; it was there when the dataset was opened" if isinstance(exc, FileNotFoundError) else ""
+                raise ShardReadError(f"{path!r} cannot be read: {exc.strerror or exc}{gone}") from exc
+            now = Stamp(status.st_size, status.st_mtime_ns, status.st_ino)
+            if now != stamp and self.on_change != "ignore":
+                _report_change(path, stamp, now, self.on_change)
+            if short:
+                raise ShardReadError(
+                    f"{path!r} is truncated: it holds {now.size:,} bytes, {stamp.size:,} when it was opened; "
+                    "restore the file, then open the dataset again"
+                )
+            i = j
+
+    def open(self, path: str) -> BinaryIO:
+        """Return the file, open for reading."""
+        try:
+            return open(path, "rb")
+        except OSError as exc:
+            raise ShardReadError(f"{path!r} cannot be opened: {exc.strerror or exc}") from exc
+
+    def local_path(self, path: str) -> str | None:
+        """Return the path itself."""
+        return path
+
+
+def _glob(pattern: str) -> Iterable[str]:
+    """Expand a pattern whose leading directories are taken literally as far as they exist."""
+    parts = pattern.split(os.sep)
+    literal = 0
+    while literal < len(parts) - 1 and os.path.isdir(os.sep.join(parts[: literal + 1]) or os.sep):
+        literal += 1
+    root = os.sep.join(parts[:literal])
+    rest = os.sep.join(parts[literal:])
+    base = root + os.sep if literal else ""
+    return [base + found for found in glob.iglob(rest, root_dir=base or None, recursive=True)]
+
+
+def _head(
+    path: str,
+    nbytes: int,
+    *,
+    _open: Callable[..., int] = os.open,
+    _flags: int = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK,
+) -> Head:
+    # O_NONBLOCK: a named pipe among the shards must not hang the scan.
+    try:
+        fd = _open(path, _flags)
+        try:
+            status = os.fstat(fd)
+            data = os.pread(fd, nbytes, 0)
+        finally:
+            os.close(fd)
+    except OSError as exc:
+        return Head(b"", Stamp(0), exc)
+    return Head(data, Stamp(status.st_size, status.st_mtime_ns, status.st_ino))
+
+
+def _pread(fd: int, offset: int, nbytes: int) -> bytes:
+    data = os.pread(fd, nbytes, offset)
+    while len(data) < nbytes:
+        more = os.pread(fd, nbytes - len(data), offset + len(data))
+        if not more:
+            break
+        data += more
+    return data
+
+
+def _fill(fd: int, parts: Sequence[Part]) -> bool:
+    """Read every part; return True if the file ended first."""
+    for _, _, offset, out in parts:
+        count = os.preadv(fd, (out if len(out) <= _MOST_NBYTES else out[:_MOST_NBYTES],), offset)
+        while count < len(out):
+            more = os.preadv(fd, (out[count : count + _MOST_NBYTES],), offset + count)
+            if not more:
+                return True
+            count += more
+    return False
+
+
+def _report_change(path: str, stamp: Stamp, now: Stamp, on_change: OnChange) -> None:
+    if now.size != stamp.size:
+        what = f"it held {stamp.size:,} bytes and now holds {now.size:,}"
+    elif now.inode != stamp.inode:
+        what = "another file of the same size took its place"
+    else:
+        what = "it was written to"
+    text = f"{path!r} changed since the dataset was opened: {what}; "
+    if on_change == "warn":
+        warnings.warn(text + "its rows may be old and new ones mixed", ShardChangedWarning, stacklevel=2)
+    else:
+        raise ShardChangedError(text + 'open the dataset again, or pass on_change="warn" or "ignore"')
