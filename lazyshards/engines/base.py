@@ -28,7 +28,7 @@ class Engine(Protocol):
         """Return why arrays of this dtype and number of axes cannot be held, or None if they can."""
         ...
 
-    def capacity(self) -> Capacity:
+    def capacity(self, nbytes: int = 0) -> Capacity:
         """Return what the engine can hold at this moment."""
         ...
 

@@ -54,7 +54,7 @@ class ThreadEngine:
         """Return None: NumPy holds every dtype; the number of axes is NumPy's own to refuse."""
         return None
 
-    def capacity(self) -> Capacity:
+    def capacity(self, nbytes: int = 0) -> Capacity:
         """Return one worker for each processor, and no bound but the operating system's."""
         return Capacity(workers=cpu_count())
 

@@ -1,0 +1,309 @@
+"""The Legate engine: one manual launch a compute, tiles of one cuPyNumeric array filled by the leaf.
+
+Everything that Legate punishes with an abort, a hang or garbage is kept away from it here: the leaf lets no exception
+escape but writes it into a status store, which is also what compute() waits for; a result that does not fit is
+refused before it is launched, since running out of memory aborts the process; only the thread that owns Legate may
+launch; the cyclic collector is off while leaves run, because Legate's own guard is racy. The facts are in
+docs/explanation/legate.md.
+"""
+
+import base64
+import contextlib
+import ctypes
+import functools
+import gc
+import os
+import pickle
+import threading
+import weakref
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from lazyshards import errors
+from lazyshards.engines import bringup
+from lazyshards.engines.dtypes import why_not_legate
+from lazyshards.errors import EngineError
+from lazyshards.layout import Layout
+from lazyshards.leaf import fill
+from lazyshards.plan import SMALL_NBYTES, Capacity, ReadPlan
+from lazyshards.selection import Cell, Rows
+
+_started = bringup.start()
+
+# Only now: Legate does not even load on every machine before it was made to.
+import cupynumeric  # noqa: E402
+import legate.core.types as legate_types  # noqa: E402
+from legate.core import (  # noqa: E402
+    TaskContext,
+    TaskTarget,
+    VariantCode,
+    get_legate_runtime,
+    is_running_in_task,
+)
+from legate.core.data_interface import as_logical_array  # noqa: E402
+from legate.core.task import InputStore, OutputStore, task  # noqa: E402
+
+__all__ = ["LegateEngine"]
+
+_VARIANTS = (VariantCode.CPU, VariantCode.OMP, VariantCode.GPU)
+_STATUS_NBYTES = 2048
+"""Bytes of one tile's row in the status store: a code, then the class and text of an error."""
+_OK, _FAILED = 1, 2
+_USABLE = 0.9
+"""Fraction of the pool that results may take; the rest is for temporaries and gaps between arrays."""
+_PLAIN_NBYTES = 64 << 10
+"""Bytes of a plan up to which it is not compressed: below, compressing takes longer than it saves."""
+_HUGE_NBYTES = 2 << 20
+_MADV_HUGEPAGE = 14
+
+
+class LegateEngine:
+    """Tiles of one distributed cuPyNumeric array, filled by a Legate task.
+
+    Availability: Linux, with ``lazyshards[legate]``; with or without a GPU or an NVIDIA driver.
+    """
+
+    name = "legate"
+
+    def __init__(self) -> None:
+        self._live_nbytes = 0
+
+    def why_not(self, dtype: np.dtype[np.generic], ndim: int) -> str | None:
+        """Return why cuPyNumeric cannot hold such an array, or None if it can."""
+        return why_not_legate(dtype, ndim)
+
+    def capacity(self, nbytes: int = 0) -> Capacity:
+        """Return the processors, and what is left of their memory after the results that are still alive.
+
+        Arrays in reference cycles are collected first if ``nbytes`` would not fit otherwise.
+        """
+        _check_caller()
+        machine = get_legate_runtime().get_machine()
+        workers = max(1, machine.count(machine.preferred_target))
+        pool = self._pool_nbytes(machine.preferred_target == TaskTarget.GPU, workers)
+        if pool is None:
+            return Capacity(workers)
+        if self._live_nbytes + nbytes > pool:
+            gc.collect()
+        return Capacity(workers, result_nbytes=max(0, pool - self._live_nbytes), copies=1 if _shares_instance() else 2)
+
+    def _pool_nbytes(self, on_gpu: bool, workers: int) -> int | None:
+        """Return the bytes that results may take on all ranks together, or None if that cannot be told."""
+        if on_gpu:
+            each, count = _started.fbmem_nbytes, workers
+        else:
+            each, count = _started.sysmem_nbytes, _started.node_count
+        return int(each * count * _USABLE) if each else None
+
+    def execute(self, plan: ReadPlan, *, out: Any = None) -> Any:
+        """Run the plan in one launch, wait for its tiles, and return the cuPyNumeric array."""
+        _check_caller()
+        if out is not None:
+            _check_out(out, plan)
+        if not plan.tile_count:
+            return cupynumeric.empty(plan.shape, plan.dtype) if out is None else out
+        if out is None and _is_read_here(plan):
+            buffer = np.empty(plan.shape, plan.dtype)
+            fill(buffer, plan.rows, plan.layout, plan.cell)
+            return cupynumeric.asarray(buffer)
+        result = out
+        if out is None:
+            if plan.nbytes > SMALL_NBYTES:
+                # What was dropped gives its memory back at a fence; without one, launches run ahead of it.
+                get_legate_runtime().issue_mapping_fence()
+            result = cupynumeric.empty(plan.shape, plan.dtype)
+            self._live_nbytes += plan.nbytes
+            weakref.finalize(result, self._release, plan.nbytes).atexit = False
+        with _collector_off():
+            _raise_failure(_launch(plan, as_logical_array(result).data))
+        return result
+
+    def _release(self, nbytes: int) -> None:
+        self._live_nbytes -= nbytes
+
+
+def _check_caller() -> None:
+    """Raise EngineError where a call into Legate would kill the process."""
+    if os.getpid() != _started.pid:
+        raise EngineError(
+            "Legate was started by the parent of this process and cannot be used in a forked child: use "
+            'engine="numpy" here, or start the child with the "spawn" method'
+        )
+    if threading.get_ident() != _started.owner:
+        raise EngineError(
+            "Legate serves only the thread that started it, the main one, and compute() was called on another: "
+            'compute there, or use engine="numpy" on this thread'
+        )
+    if is_running_in_task():
+        raise EngineError("compute() was called inside a Legate task, which cannot launch tasks itself")
+
+
+def _check_out(out: object, plan: ReadPlan) -> None:
+    if not isinstance(out, cupynumeric.ndarray):
+        raise EngineError(f"out is a {type(out).__name__}, expected a cupynumeric.ndarray for the legate engine")
+    if out.shape != plan.shape or out.dtype != plan.dtype:
+        raise EngineError(
+            f"out has shape {out.shape} and dtype {out.dtype}, expected shape {plan.shape} and dtype {plan.dtype}"
+        )
+
+
+def _shares_instance() -> bool:
+    """Return whether all tiles can share one piece of memory, so that np.asarray of the result copies nothing."""
+    return bool(_started.node_count == 1 and not _started.processors.get("gpu"))
+
+
+def _is_read_here(plan: ReadPlan) -> bool:
+    """Return whether the driver reads the plan itself: a launch would take longer, or cannot hold so many axes."""
+    if why_not_legate(plan.dtype, len(plan.shape)) is not None:
+        return True
+    return plan.tile_count == 1 and plan.nbytes <= SMALL_NBYTES and _started.node_count == 1
+
+
+@contextlib.contextmanager
+def _collector_off() -> Iterator[None]:
+    """Keep the cyclic collector from running on a leaf's thread, where it may not drop a cuPyNumeric array."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _launch(plan: ReadPlan, store: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Launch one leaf a tile and return the status table once all of them are done."""
+    runtime = get_legate_runtime()
+    count, tile_rows = plan.tile_count, plan.tile_rows
+    if count > 1 and _shares_instance():
+        once = runtime.create_manual_task(_touch.library, _touch.task_id, (1,))
+        once.add_output(store.partition_by_tiling(plan.shape))
+        once.execute()
+    status = runtime.create_store(legate_types.uint8, (count, _STATUS_NBYTES))
+    gathers = isinstance(plan.rows, np.ndarray)
+    leaf = _gather if gathers else _fill
+    launch = runtime.create_manual_task(leaf.library, leaf.task_id, (count,))
+    if gathers:
+        rows = as_logical_array(cupynumeric.array(plan.rows)).data
+        launch.add_input(rows.partition_by_tiling((tile_rows,)))
+    launch.add_output(store.partition_by_tiling((tile_rows, *plan.cell_shape)))
+    launch.add_output(status.partition_by_tiling((1, _STATUS_NBYTES)))
+    launch.add_scalar_arg(_encode(plan), legate_types.string_type)
+    launch.execute()
+    # Waits for this launch alone, and frees the interpreter lock meanwhile.
+    return np.asarray(status.get_physical_store())
+
+
+def _raise_failure(table: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
+    """Raise the first tile's error, if any tile failed; the table is the same on every rank, and so is the error."""
+    failed = np.flatnonzero(table[:, 0] != _OK)
+    if not len(failed):
+        return
+    name, _, text = bytes(table[failed[0], 1:]).rstrip(b"\0").decode("utf-8", "replace").partition("\n")
+    if len(failed) > 1:
+        text += f" ({len(failed)} of {len(table)} tiles failed)"
+    kind = getattr(errors, name, None)
+    if isinstance(kind, type) and issubclass(kind, Exception):
+        raise kind(text)
+    raise EngineError(f"a leaf task failed with {name}: {text}")
+
+
+def _encode(plan: ReadPlan) -> str:
+    """Return what the leaves need of the plan, as text that travels with the launch."""
+    rows = None if isinstance(plan.rows, np.ndarray) else plan.rows
+    data = pickle.dumps((plan.layout, rows, plan.cell, plan.tile_rows), protocol=pickle.HIGHEST_PROTOCOL)
+    if len(data) <= _PLAIN_NBYTES:
+        return "=" + base64.b64encode(data).decode()
+    return "z" + base64.b64encode(zlib.compress(data, 1)).decode()
+
+
+@functools.lru_cache(maxsize=4)
+def _decode(text: str) -> tuple[Layout, Rows | None, Cell, int]:
+    """Return what `_encode` was given; decoded once for all tiles of a launch that run in this process."""
+    data = base64.b64decode(text[1:])
+    decoded: tuple[Layout, Rows | None, Cell, int]
+    decoded = pickle.loads(zlib.decompress(data) if text[0] == "z" else data)  # noqa: S301  # our own text
+    return decoded
+
+
+@task(variants=_VARIANTS)
+def _touch(ctx: TaskContext, out: OutputStore) -> None:
+    """Do nothing, on the whole result, so that the tiles which follow share its one instance."""
+
+
+@task(variants=_VARIANTS)
+def _fill(ctx: TaskContext, out: OutputStore, status: OutputStore, plan: str) -> None:
+    _run_leaf(ctx, out, status, plan, None)
+
+
+@task(variants=_VARIANTS)
+def _gather(ctx: TaskContext, rows: InputStore, out: OutputStore, status: OutputStore, plan: str) -> None:
+    _run_leaf(ctx, out, status, plan, rows)
+
+
+def _run_leaf(ctx: TaskContext, out: OutputStore, status: OutputStore, text: str, wanted: InputStore | None) -> None:
+    """Fill one tile and write how it went; nothing may escape, since that would abort the process."""
+    on_gpu = ctx.get_variant_kind() == VariantCode.GPU
+    message = b""
+    try:
+        layout, rows, cell, tile_rows = _decode(text)
+        if wanted is not None:
+            tile: Rows = np.array(_to_host(wanted, on_gpu), np.int64)
+        else:
+            assert rows is not None
+            start = ctx.task_index[0] * tile_rows
+            tile = rows[start : start + tile_rows]
+        if on_gpu:
+            from lazyshards.engines.staging import fill_device
+
+            fill_device(out, tile, layout, cell)
+        else:
+            view = np.asarray(out)
+            _advise_huge_pages(view)
+            fill(view, tile, layout, cell)
+    except BaseException as exc:  # noqa: BLE001  # KeyboardInterrupt and SystemExit abort or vanish as well
+        message = _describe(exc)
+    _write_status(status, message, on_gpu)
+
+
+def _describe(exc: BaseException) -> bytes:
+    """Return the class and text of an exception, in as many bytes as a status row holds."""
+    try:
+        return f"{type(exc).__name__}\n{exc}".encode("utf-8", "replace")[: _STATUS_NBYTES - 1] or b"?"
+    except BaseException:  # noqa: BLE001  # an exception that cannot be printed
+        return type(exc).__name__.encode()[: _STATUS_NBYTES - 1]
+
+
+def _write_status(status: OutputStore, message: bytes, on_gpu: bool) -> None:
+    row = np.zeros((1, _STATUS_NBYTES), np.uint8)
+    row[0, 0] = _FAILED if message else _OK
+    row[0, 1 : 1 + len(message)] = np.frombuffer(message, np.uint8)
+    if on_gpu:
+        from lazyshards.engines.staging import to_device
+
+        to_device(row, status)
+    else:
+        np.asarray(status)[...] = row
+
+
+def _to_host(store: InputStore, on_gpu: bool) -> Any:
+    if not on_gpu:
+        return np.asarray(store)
+    from lazyshards.engines.staging import to_host
+
+    return to_host(store)
+
+
+_libc = ctypes.CDLL(None)
+
+
+def _advise_huge_pages(view: np.ndarray[Any, np.dtype[np.generic]]) -> None:
+    """Ask for huge pages below a tile: the page faults of fresh memory are most of a first load's time."""
+    if view.nbytes < 4 * _HUGE_NBYTES or not view.flags.c_contiguous:
+        return
+    start = view.ctypes.data // _HUGE_NBYTES * _HUGE_NBYTES
+    stop = view.ctypes.data + view.nbytes
+    _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), _MADV_HUGEPAGE)
