@@ -102,13 +102,13 @@ class _Row(NamedTuple):
 
 
 def _packed(row: _Row, start: int, local: Rows, target: Target, place: tuple[int, ...], drop: bool) -> Iterator[Access]:
-    """Yield the reads of packed rows that begin at byte ``start``; of giant rows, only the wanted part of each.
+    """Yield the reads of packed rows that begin at byte ``start``; of giant rows, the wanted parts in bounded pieces.
 
     ``place`` is where in the buffer ``target`` counts from, and ``drop`` whether the row axis is dropped there.
     """
     path, row_shape, itemsize, cell, whole, straight, gap_nbytes = row
     row_nbytes = prod(row_shape) * itemsize
-    if not whole and row_nbytes > BLOCK_NBYTES and row_shape:
+    if not (whole and straight) and row_nbytes > BLOCK_NBYTES and row_shape:
         axis, rest = cell[0], cell[1:]
         positions = range(axis, axis + 1) if isinstance(axis, int) else axis
         backwards = positions.step < 0

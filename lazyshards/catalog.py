@@ -13,9 +13,11 @@ from lazyshards.storage import Entry, Storage, open_storage
 
 __all__ = ["natural_key", "scan"]
 
-_STRAY_SUFFIXES = (".crc", ".tmp", ".temp", ".part", ".partial", ".swp", ".swo", ".bak", ".lock", ".md5", ".sha256")
+_STRAY_SUFFIXES = frozenset(
+    (".crc", ".tmp", ".temp", ".part", ".partial", ".swp", ".swo", ".bak", ".lock", ".md5", ".sha256")
+)
 """Endings of files that tools leave beside shards."""
-_STRAY = re.compile(r"\.(tmp|temp|part)[-._]?\w*$", re.IGNORECASE)
+_UNFINISHED = re.compile(r"\.(tmp|temp|part)[-._]?\w*$", re.IGNORECASE)
 """Endings such as ``.temp4711``, which writers give to files that are not finished."""
 _MAGIC_NBYTES = 32
 """First bytes read of files whose suffix tells nothing."""
@@ -68,7 +70,8 @@ def scan(
     else:
         storage, (place,) = open_storage([_path_text(path)], storage_options, on_change)
         paths, reader = _search(place, storage, chosen)
-        paths = _arrange(paths, place, order, holes)
+        if paths != [place]:  # one file that was asked for by its own name is no sequence
+            paths = _arrange(paths, place, order, holes)
     return _inspect(paths, reader, storage, options or {})
 
 
@@ -94,6 +97,10 @@ def _path_list(path: object) -> list[str] | None:
 def _search(place: str, storage: Storage, chosen: Format | None) -> tuple[list[str], Format]:
     """Return the shards that one path names, and their format."""
     kind, entries = storage.find(place)
+    if kind == "directory":
+        store = chosen or format_of_name(place)
+        if store is not None and store.directories and not any(format_of_name(entry.path) is store for entry in entries):
+            return [place], store
     if kind == "missing":
         raise ShardsNotFoundError(f"{place!r} does not exist" + _nearby(place))
     if kind == "file":
@@ -106,28 +113,20 @@ def _search(place: str, storage: Storage, chosen: Format | None) -> tuple[list[s
         entries = [entry for entry in entries if last[0] in "._" or not _is_stray(entry)]
     else:
         entries = [entry for entry in entries if not _is_stray(entry)]
-    files = [entry.path for entry in entries if not entry.is_directory]
-    if chosen is not None:
-        suffixed = [path for path in files if _name(path).lower().endswith(chosen.suffixes)]
-        files = suffixed or files
-    reader = chosen or _tell_format(files, storage, repr(place), entries)
-    wanted = [path for path in files if chosen is not None or _belongs(path, reader)]
-    mistaken = [entry.path for entry in entries if entry.is_directory and _name(entry.path).endswith(reader.suffixes)]
+    known = [format_of_name(entry.path) for entry in entries]
+    if chosen is None:
+        chosen = _tell_format([entry.path for entry in entries if not entry.is_directory], storage, repr(place), entries)
+    suffixed = [entry for entry, format in zip(entries, known, strict=True) if format is chosen]
+    # Where no suffix tells, every file is taken for a shard, so that a damaged one is not passed over.
+    wanted = suffixed or [entry for entry in entries if entry.is_directory == chosen.directories]
+    mistaken = sorted([entry.path for entry in wanted if entry.is_directory != chosen.directories])
     if mistaken:
-        raise LayoutError(
-            describe_faults(
-                [Fault(path, f"is a directory, expected a {reader.name} file") for path in sorted(mistaken)],
-                f"{place!r} holds directories named like shards",
-            )
-        )
+        is_what, expected = ("a file", "a store") if chosen.directories else ("a directory", "a file")
+        faults = [Fault(path, f"is {is_what}, expected {expected} of format {chosen.name}") for path in mistaken]
+        raise LayoutError(describe_faults(faults, f"{place!r} holds names like those of shards"))
     if not wanted:
-        raise ShardsNotFoundError(f"{place!r} holds no {reader.name} shards; it holds {_contents(entries)}")
-    return wanted, reader
-
-
-def _belongs(path: str, reader: Format) -> bool:
-    known = format_of_name(path)
-    return known is None or known is reader if not reader.suffixes else known is reader
+        raise ShardsNotFoundError(f"{place!r} holds no {chosen.name} shards; it holds {_contents(entries)}")
+    return [entry.path for entry in wanted], chosen
 
 
 def _name(path: str) -> str:
@@ -137,13 +136,13 @@ def _name(path: str) -> str:
 def _is_stray(entry: Entry) -> bool:
     """Return whether a name is hidden, a marker, or a temporary file rather than a shard."""
     name = _name(entry.path)
-    lower = name.lower()
+    if name[0] in "._" or name[-1] in "~#":
+        return True
+    suffix = name[name.rfind(".") :].lower()
     return (
-        name.startswith((".", "_"))
-        or name.endswith(("~", "#"))
-        or lower.endswith(_STRAY_SUFFIXES)
-        or _STRAY.search(lower) is not None
-        or lower in ("thumbs.db", "desktop.ini")
+        suffix in _STRAY_SUFFIXES
+        or (suffix[:4] in {".tmp", ".tem", ".par"} and _UNFINISHED.search(name) is not None)
+        or name.lower() in {"thumbs.db", "desktop.ini"}
     )
 
 
@@ -171,7 +170,7 @@ def _tell_format(paths: Sequence[str], storage: Storage, place: str, entries: Se
     """
     counts: Counter[str] = Counter()
     examples: dict[str, str] = {}
-    for path in paths:
+    for path in [entry.path for entry in entries] or paths:
         known = format_of_name(path)
         if known is not None:
             counts[known.name] += 1
@@ -203,16 +202,14 @@ def _tell_format(paths: Sequence[str], storage: Storage, place: str, entries: Se
 _DIGITS = re.compile(r"(\d+)")
 
 
-def natural_key(path: str) -> tuple[object, ...]:
+def natural_key(path: str) -> tuple[tuple[int | str, ...], str]:
     """Return a sort key by which numbers in a path compare as numbers, so that 2 comes before 10.
 
     Texts and numbers alternate, so that two keys always compare; names that differ only in leading zeros are told
     apart by the path itself.
     """
-    parts: list[object] = list(_DIGITS.split(path))
-    parts[1::2] = map(int, parts[1::2])  # type: ignore[call-overload]  # odd parts are digits
-    parts.append(path)
-    return tuple(parts)
+    parts = _DIGITS.split(path)
+    return tuple([int(part) if i % 2 else part for i, part in enumerate(parts)]), path
 
 
 def _arrange(paths: list[str], place: str, order: str, holes: str) -> list[str]:
@@ -226,7 +223,7 @@ def _arrange(paths: list[str], place: str, order: str, holes: str) -> list[str]:
         _check_sequence(ordered, numbers, texts, place)
     if order == "name":
         return ordered
-    if all(a <= b for a, b in zip(numbers, numbers[1:], strict=False)):
+    if numbers == sorted(numbers):
         return ordered
     return [path for _, path in sorted(zip(numbers, ordered, strict=True))]
 
@@ -251,13 +248,10 @@ def _single_number(paths: list[str]) -> tuple[list[int], tuple[str, str]] | None
         return None
     suffix = first[match.end() :]
     stop = -len(suffix) or None
-    numbers = []
-    for path in paths:
-        text = path[n:stop]
-        if not (text.isdecimal() and path.endswith(suffix) and len(path) >= n + len(suffix)):
-            return None
-        numbers.append(int(text))
-    return numbers, (prefix, suffix)
+    texts = [path[n:stop] for path in paths]
+    if not all(map(str.isdecimal, texts)) or not all([path.endswith(suffix) for path in paths]):
+        return None
+    return list(map(int, texts)), (prefix, suffix)
 
 
 _OF = re.compile(r"(\d+)-of-(\d+)\D*$")

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from lazyshards import catalog, display
 from lazyshards.engines import Array, check_engine_name, choose_engine, find_engine
-from lazyshards.errors import LazyShardsError
+from lazyshards.errors import EngineError, LazyShardsError
 from lazyshards.layout import Layout, Shard
 from lazyshards.plan import ReadPlan, compile_plan
 from lazyshards.selection import Selection, is_whole, select, select_all
@@ -168,7 +168,8 @@ class ShardedDataset:
             digest.update(repr((rows.start, rows.step, len(rows)) if rows else ()).encode())
         else:
             digest.update(rows.astype("<i8").tobytes())
-        digest.update(repr((selection.cell, selection.scalar)).encode())
+        cell = [(axis.start, axis.step, len(axis)) if isinstance(axis, range) else axis for axis in selection.cell]
+        digest.update(repr((cell, selection.scalar)).encode())
         return digest.hexdigest()
 
     def _selects_all(self) -> bool:
@@ -261,10 +262,12 @@ class ShardedDataset:
         selection, layout = self._selection, self._layout
         name = choose_engine(engine or self._engine, layout.dtype, len(selection.shape), warn=True)
         runner = find_engine(name)
-        plan = compile_plan(layout, selection, runner.capacity(), tiles_per_processor=tiles_per_processor)
+        plan = compile_plan(layout, selection, runner.capacity(self.nbytes), tiles_per_processor=tiles_per_processor)
         if not selection.scalar:
             return runner.execute(plan, out=out)
         if out is not None:
+            if isinstance(out, np.generic) or not hasattr(out, "reshape"):
+                raise EngineError(f"out is a {type(out).__name__}, expected an array of the {name} engine")
             runner.execute(plan, out=out[None])
             return out
         return runner.execute(plan).reshape(selection.shape)
@@ -301,10 +304,10 @@ class ShardedDataset:
             As for :meth:`compute`.
         """
         name = choose_engine(engine or self._engine, self.dtype, self.ndim)
-        capacity = find_engine(name).capacity()
+        capacity = find_engine(name).capacity(self.nbytes)
         return compile_plan(self._layout, self._selection, capacity, tiles_per_processor=tiles_per_processor)
 
     def explain(self, engine: str | None = None) -> None:
         """Print the plan for a person."""
         name = choose_engine(engine or self._engine, self.dtype, self.ndim)
-        print(display.plan_text(self.plan(name), name, find_engine(name).capacity()))
+        print(display.plan_text(self.plan(name), name, find_engine(name).capacity(), len(self._layout)))

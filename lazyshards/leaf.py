@@ -66,7 +66,8 @@ class _Queue:
     def add(self, access: Access, shard: Shard) -> None:
         """Queue one read; what has to be staged is staged in bounded memory."""
         if access.source is None:
-            destination = self._out[access.target]
+            # The Ellipsis makes a single element a view, too, and not a copy.
+            destination = self._out[(*access.target, ...)]
         else:
             destination = np.empty(access.shape, shard.dtype)
             self._staged.append((destination, access))

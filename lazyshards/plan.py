@@ -26,8 +26,6 @@ class Capacity:
     """Most bytes of one tile; None if tiles may be of any size."""
     result_nbytes: int | None = None
     """Most bytes of a result now; None if the operating system decides."""
-    copies: int = 1
-    """How many times a result lies in that memory while it is made."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,18 +141,17 @@ def compile_plan(
     for size in cell_shape:
         row_nbytes *= size
     nbytes = count * row_nbytes
-    if capacity.result_nbytes is not None and nbytes * capacity.copies > capacity.result_nbytes:
-        fits = max(0, capacity.result_nbytes // (capacity.copies * row_nbytes))
-        copies = "" if capacity.copies == 1 else f" {capacity.copies} times over"
+    if capacity.result_nbytes is not None and nbytes > capacity.result_nbytes:
+        fits = capacity.result_nbytes // row_nbytes
         raise CapacityError(
-            f"the result needs {nbytes:,} bytes{copies}, but only {capacity.result_nbytes:,} bytes are free in the "
-            f"engine's memory: at most {fits:,} rows of {row_nbytes:,} bytes fit; compute a smaller slice, use "
-            f"batches(), drop earlier results, or give the engine more memory"
+            f"the result needs {nbytes:,} bytes, but only {capacity.result_nbytes:,} are free in one piece of the "
+            f"engine's memory: at most {fits:,} of the {count:,} rows fit; compute a smaller slice, use batches(), "
+            'drop earlier results, give the engine more memory, or use engine="numpy"'
         )
     if tiles_per_processor is None:
         tiles = 1 if nbytes <= SMALL_NBYTES else capacity.workers
-    elif tiles_per_processor < 1:
-        raise ValueError(f"tiles_per_processor={tiles_per_processor!r} must be 1 or more")
+    elif not isinstance(tiles_per_processor, int | np.integer) or tiles_per_processor < 1:
+        raise ValueError(f"tiles_per_processor={tiles_per_processor!r} must be an integer, 1 or more")
     else:
         tiles = capacity.workers * tiles_per_processor
     tile_rows = max(1, -(-count // tiles))

@@ -111,9 +111,10 @@ def _expand(index: object, ndim: int) -> list[object]:
 
 def _slice(rows: Rows, item: slice) -> Rows:
     try:
-        return rows[item]
+        kept = rows[item]
     except (TypeError, ValueError) as exc:
         raise SelectionError(f"{item!r} is not a valid slice: {exc}") from exc
+    return _tidy(kept)
 
 
 def _integer(item: object, length: int, what: str) -> int | None:
@@ -181,12 +182,18 @@ def _compose(rows: Rows, positions: range) -> Rows:
     if isinstance(rows, range):
         start, step = rows[positions[0]], rows.step * positions.step
         return range(start, start + step * len(positions), step)
-    return _frozen(rows[np.arange(positions.start, positions.stop, positions.step)])
+    return _tidy(rows[np.arange(positions.start, positions.stop, positions.step)])
 
 
 def _take(rows: Rows, positions: npt.NDArray[np.int64]) -> Rows:
-    """Return the rows at ``positions``; as a range if they are evenly spaced, which reads faster."""
-    taken = rows.start + rows.step * positions if isinstance(rows, range) else rows[positions]
+    """Return the rows at ``positions``."""
+    return _tidy(rows.start + rows.step * positions if isinstance(rows, range) else rows[positions])
+
+
+def _tidy(taken: Rows) -> Rows:
+    """Return the same rows in the one form that they are kept in: a range if evenly spaced, which reads faster."""
+    if isinstance(taken, range) and len(taken) > 1:
+        return taken
     if len(taken) == 0:
         return range(0)
     if len(taken) == 1:

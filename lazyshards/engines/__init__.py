@@ -97,13 +97,14 @@ def find_engine(name: str) -> Engine:
 def auto_engine() -> tuple[str, str]:
     """Return what ``auto`` takes in this process, and why; decided once, without starting Legate."""
     global _auto
-    if _auto is None:
-        missing = bringup.why_unavailable()
-        if missing is None:
-            _auto = ("legate", "cuPyNumeric is installed and Legate can be started")
-        else:
-            _auto = ("numpy", missing)
-    return _auto
+    if _auto is not None:
+        return _auto
+    missing = bringup.why_unavailable()
+    decided = ("legate", "cuPyNumeric is installed and Legate can be started") if missing is None else ("numpy", missing)
+    if threading.current_thread() is threading.main_thread():
+        # On another thread Legate cannot be started; that is no answer for the process.
+        _auto = decided
+    return decided
 
 
 def choose_engine(name: str | None, dtype: np.dtype[np.generic], ndim: int, *, warn: bool = False) -> str:

@@ -14,6 +14,7 @@ import functools
 import gc
 import os
 import pickle
+import sys
 import threading
 import weakref
 import zlib
@@ -25,6 +26,7 @@ import numpy as np
 from lazyshards import errors
 from lazyshards.engines import bringup
 from lazyshards.engines.dtypes import why_not_legate
+from lazyshards.engines.ledger import Ledger, find_pool
 from lazyshards.errors import EngineError
 from lazyshards.layout import Layout
 from lazyshards.leaf import fill
@@ -52,8 +54,12 @@ _VARIANTS = (VariantCode.CPU, VariantCode.OMP, VariantCode.GPU)
 _STATUS_NBYTES = 2048
 """Bytes of one tile's row in the status store: a code, then the class and text of an error."""
 _OK, _FAILED = 1, 2
+_ADDRESS = slice(1, 9)
+"""Bytes of a status row that tell, on success, where the tile lies in memory."""
 _USABLE = 0.9
-"""Fraction of the pool that results may take; the rest is for temporaries and gaps between arrays."""
+"""Fraction of the largest free piece of the pool that a result may take; the rest is for the user's temporaries."""
+_USABLE_BLIND = 0.6
+"""The same where it is not known which pieces are free: on GPUs, with several ranks."""
 _PLAIN_NBYTES = 64 << 10
 """Bytes of a plan up to which it is not compressed: below, compressing takes longer than it saves."""
 _HUGE_NBYTES = 2 << 20
@@ -69,7 +75,10 @@ class LegateEngine:
     name = "legate"
 
     def __init__(self) -> None:
-        self._live_nbytes = 0
+        nbytes, count = _started.sysmem_nbytes, _started.node_count
+        if _on_gpu():
+            nbytes, count = _started.fbmem_nbytes, _worker_count()
+        self._ledger = Ledger(nbytes * count) if nbytes else None
 
     def why_not(self, dtype: np.dtype[np.generic], ndim: int) -> str | None:
         """Return why cuPyNumeric cannot hold such an array, or None if it can."""
@@ -81,22 +90,13 @@ class LegateEngine:
         Arrays in reference cycles are collected first if ``nbytes`` would not fit otherwise.
         """
         _check_caller()
-        machine = get_legate_runtime().get_machine()
-        workers = max(1, machine.count(machine.preferred_target))
-        pool = self._pool_nbytes(machine.preferred_target == TaskTarget.GPU, workers)
-        if pool is None:
-            return Capacity(workers)
-        if self._live_nbytes + nbytes > pool:
+        ledger = self._ledger
+        if ledger is None:
+            return Capacity(_worker_count())
+        usable = _USABLE if ledger.is_placed or not ledger.live_nbytes else _USABLE_BLIND
+        if nbytes > usable * ledger.largest_gap():
             gc.collect()
-        return Capacity(workers, result_nbytes=max(0, pool - self._live_nbytes), copies=1 if _shares_instance() else 2)
-
-    def _pool_nbytes(self, on_gpu: bool, workers: int) -> int | None:
-        """Return the bytes that results may take on all ranks together, or None if that cannot be told."""
-        if on_gpu:
-            each, count = _started.fbmem_nbytes, workers
-        else:
-            each, count = _started.sysmem_nbytes, _started.node_count
-        return int(each * count * _USABLE) if each else None
+        return Capacity(_worker_count(), result_nbytes=int(usable * ledger.largest_gap()))
 
     def execute(self, plan: ReadPlan, *, out: Any = None) -> Any:
         """Run the plan in one launch, wait for its tiles, and return the cuPyNumeric array."""
@@ -109,20 +109,36 @@ class LegateEngine:
             buffer = np.empty(plan.shape, plan.dtype)
             fill(buffer, plan.rows, plan.layout, plan.cell)
             return cupynumeric.asarray(buffer)
+        runtime = get_legate_runtime()
         result = out
         if out is None:
             if plan.nbytes > SMALL_NBYTES:
-                # What was dropped gives its memory back at a fence; without one, launches run ahead of it.
-                get_legate_runtime().issue_mapping_fence()
+                # What was dropped gives its memory back only once Legate has dealt with it.
+                runtime.issue_execution_fence(block=True)
             result = cupynumeric.empty(plan.shape, plan.dtype)
-            self._live_nbytes += plan.nbytes
-            weakref.finalize(result, self._release, plan.nbytes).atexit = False
+        number = self._take(result, plan.nbytes) if out is None else None
         with _collector_off():
-            _raise_failure(_launch(plan, as_logical_array(result).data))
+            table = _launch(plan, as_logical_array(result).data)
+        _raise_failure(table)
+        if number is not None and _shares_instance():
+            self._place(number, int(table[0, _ADDRESS].copy().view(np.uint64)[0]))
         return result
 
-    def _release(self, nbytes: int) -> None:
-        self._live_nbytes -= nbytes
+    def _take(self, result: Any, nbytes: int) -> int | None:
+        """Note that a result is alive, until it is dropped."""
+        if self._ledger is None:
+            return None
+        number = self._ledger.add(nbytes)
+        weakref.finalize(result, self._ledger.remove, number).atexit = False
+        return number
+
+    def _place(self, number: int, address: int) -> None:
+        """Note where a result lies in the pool."""
+        ledger = self._ledger
+        assert ledger is not None
+        if not ledger.is_placed:
+            ledger.place_pool(find_pool(address, ledger.nbytes))
+        ledger.place(number, address)
 
 
 def _check_caller() -> None:
@@ -139,6 +155,16 @@ def _check_caller() -> None:
         )
     if is_running_in_task():
         raise EngineError("compute() was called inside a Legate task, which cannot launch tasks itself")
+
+
+def _on_gpu() -> bool:
+    return bool(get_legate_runtime().get_machine().preferred_target == TaskTarget.GPU)
+
+
+def _worker_count() -> int:
+    """Return the number of processors that run leaves, on all ranks."""
+    machine = get_legate_runtime().get_machine()
+    return max(1, machine.count(machine.preferred_target))
 
 
 def _check_out(out: object, plan: ReadPlan) -> None:
@@ -248,6 +274,7 @@ def _run_leaf(ctx: TaskContext, out: OutputStore, status: OutputStore, text: str
     """Fill one tile and write how it went; nothing may escape, since that would abort the process."""
     on_gpu = ctx.get_variant_kind() == VariantCode.GPU
     message = b""
+    address = 0
     try:
         layout, rows, cell, tile_rows = _decode(text)
         if wanted is not None:
@@ -262,11 +289,12 @@ def _run_leaf(ctx: TaskContext, out: OutputStore, status: OutputStore, text: str
             fill_device(out, tile, layout, cell)
         else:
             view = np.asarray(out)
+            address = view.ctypes.data
             _advise_huge_pages(view)
             fill(view, tile, layout, cell)
     except BaseException as exc:  # noqa: BLE001  # KeyboardInterrupt and SystemExit abort or vanish as well
         message = _describe(exc)
-    _write_status(status, message, on_gpu)
+    _write_status(status, message, address, on_gpu)
 
 
 def _describe(exc: BaseException) -> bytes:
@@ -277,10 +305,11 @@ def _describe(exc: BaseException) -> bytes:
         return type(exc).__name__.encode()[: _STATUS_NBYTES - 1]
 
 
-def _write_status(status: OutputStore, message: bytes, on_gpu: bool) -> None:
+def _write_status(status: OutputStore, message: bytes, address: int, on_gpu: bool) -> None:
     row = np.zeros((1, _STATUS_NBYTES), np.uint8)
     row[0, 0] = _FAILED if message else _OK
-    row[0, 1 : 1 + len(message)] = np.frombuffer(message, np.uint8)
+    text = message or address.to_bytes(8, sys.byteorder)
+    row[0, 1 : 1 + len(text)] = np.frombuffer(text, np.uint8)
     if on_gpu:
         from lazyshards.engines.staging import to_device
 

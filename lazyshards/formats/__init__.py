@@ -9,6 +9,7 @@ from lazyshards.formats.npy import NpyFormat
 __all__ = ["Fault", "Format", "find_format", "format_names", "format_of_bytes", "format_of_name"]
 
 _FORMATS: dict[str, Format] = {format.name: format for format in (NpyFormat(),)}
+_BY_SUFFIX: dict[str, Format] = {suffix: format for format in _FORMATS.values() for suffix in format.suffixes}
 
 
 def format_names() -> tuple[str, ...]:
@@ -32,8 +33,7 @@ def find_format(name: str) -> Format:
 
 def format_of_name(path: str) -> Format | None:
     """Return the format that the path's suffix belongs to, or None."""
-    lower = path.rsplit("/", 1)[-1].lower()
-    return next((format for format in _FORMATS.values() if lower.endswith(format.suffixes)), None)
+    return _BY_SUFFIX.get(path[path.rfind(".") :].lower())
 
 
 def format_of_bytes(head: bytes) -> Format | None:

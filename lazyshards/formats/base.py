@@ -53,6 +53,11 @@ class Format(Protocol):
         """What its files begin with; empty if they cannot be told by their bytes."""
         ...
 
+    @property
+    def directories(self) -> bool:
+        """Whether a shard is a directory (a store) rather than a file."""
+        ...
+
     def inspect(self, paths: Sequence[str], storage: Storage, options: Mapping[str, object]) -> list[Shard | Fault]:
         """Return a shard, or what is wrong, for every file; headers only, all of them in few concurrent reads.
 

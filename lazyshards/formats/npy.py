@@ -7,6 +7,7 @@ no public reader of version 3, refuses headers above 10,000 bytes, and takes fiv
 import ast
 import re
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -48,6 +49,7 @@ class NpyFormat:
     name = "npy"
     suffixes = (".npy",)
     magic = (_MAGIC,)
+    directories = False
 
     def inspect(self, paths: Sequence[str], storage: Storage, options: Mapping[str, object]) -> list[Shard | Fault]:
         """Return a shard, or what is wrong, for every file."""
@@ -88,8 +90,12 @@ def _parse_plain(data: bytes) -> _Header | None:
     if match is None or 10 + size > len(data):
         return None
     descr, fortran, shape = match.groups()
+    try:
+        dtype = np.dtype(descr.decode())
+    except TypeError:  # the general parser says what is wrong
+        return None
     return _Header(
-        np.dtype(descr.decode()),
+        dtype,
         fortran == b"True",
         tuple([int(n) for n in shape.split(b",") if n.strip()]),
         10 + size,
@@ -164,6 +170,8 @@ def _shard(path: str, head: Head, header: _Header) -> Shard | Fault:
         )
     if not shape:
         return Fault(path, "holds a 0-d array (a single value), expected an array with a row axis")
+    if not dtype.itemsize or prod([max(size, 1) for size in shape]) * dtype.itemsize >= 1 << 63:
+        return Fault(path, f"has shape {shape} and dtype {dtype}, expected what an array of NumPy can have")
     rows, row_shape = shape[0], shape[1:]
     row_nbytes = dtype.itemsize
     for size in row_shape:

@@ -23,7 +23,8 @@ def open_storage(
     on_change : {"raise", "warn", "ignore"}
     """
     on_change = check_on_change(on_change)
-    is_url = ["://" in path or "::" in path for path in paths]
+    paths = [_without_file_scheme(path) for path in paths]
+    is_url = ["://" in path or ("::" in path and not os.path.lexists(path)) for path in paths]
     if not any(is_url):
         if options:
             raise ValueError(f"storage_options are for URLs, but {paths[0]!r} is a path of this machine")
@@ -31,6 +32,12 @@ def open_storage(
     from lazyshards.storage.remote import open_remote
 
     return open_remote(paths, options or {}, on_change)
+
+
+def _without_file_scheme(path: str) -> str:
+    """Return the path in a URL of this machine; other URLs, and chained ones, as they are."""
+    scheme, separator, rest = path.partition("://")
+    return rest if separator and scheme in {"file", "local"} and "::" not in rest else path
 
 
 def _absolute(path: str) -> str:

@@ -3,14 +3,14 @@
 import glob
 import os
 import time
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from lazyshards.errors import ShardChangedError, ShardChangedWarning, ShardReadError
+from lazyshards.errors import ShardReadError
 from lazyshards.storage.base import Entry, Head, OnChange, Part, Stamp
+from lazyshards.storage.changes import report_change
 
 __all__ = ["LocalStorage"]
 
@@ -43,7 +43,7 @@ class LocalStorage:
         try:
             if os.path.isdir(path):
                 with os.scandir(path) as entries:
-                    return "directory", [Entry(entry.path, entry.is_dir()) for entry in entries]
+                    return "directory", [Entry(entry.path, _is_directory(entry)) for entry in entries]
             if os.path.lexists(path):
                 return "file", [Entry(path, False)]
             if glob.has_magic(path):
@@ -106,9 +106,9 @@ class LocalStorage:
             except OSError as exc:
                 gone = "; it was there when the dataset was opened" if isinstance(exc, FileNotFoundError) else ""
                 raise ShardReadError(f"{path!r} cannot be read: {exc.strerror or exc}{gone}") from exc
-            now = Stamp(status.st_size, status.st_mtime_ns, status.st_ino)
-            if now != stamp and self.on_change != "ignore":
-                _report_change(path, stamp, now, self.on_change)
+            now = _stamp(status)
+            if now != stamp:
+                report_change(path, stamp, now, self.on_change)
             if short:
                 raise ShardReadError(
                     f"{path!r} is truncated: it holds {now.size:,} bytes, {stamp.size:,} when it was opened; "
@@ -126,6 +126,13 @@ class LocalStorage:
     def local_path(self, path: str) -> str | None:
         """Return the path itself."""
         return path
+
+
+def _is_directory(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a loop of symbolic links
+        return False
 
 
 def _glob(pattern: str) -> Iterable[str]:
@@ -157,7 +164,12 @@ def _head(
             os.close(fd)
     except OSError as exc:
         return Head(b"", Stamp(0), exc)
-    return Head(data, Stamp(status.st_size, status.st_mtime_ns, status.st_ino))
+    return Head(data, _stamp(status))
+
+
+def _stamp(status: os.stat_result) -> Stamp:
+    # A layout holds inodes as int64, and some file systems use all 64 bits.
+    return Stamp(status.st_size, status.st_mtime_ns, status.st_ino & 0x7FFF_FFFF_FFFF_FFFF)
 
 
 def _pread(fd: int, offset: int, nbytes: int) -> bytes:
@@ -180,17 +192,3 @@ def _fill(fd: int, parts: Sequence[Part]) -> bool:
                 return True
             count += more
     return False
-
-
-def _report_change(path: str, stamp: Stamp, now: Stamp, on_change: OnChange) -> None:
-    if now.size != stamp.size:
-        what = f"it held {stamp.size:,} bytes and now holds {now.size:,}"
-    elif now.inode != stamp.inode:
-        what = "another file of the same size took its place"
-    else:
-        what = "it was written to"
-    text = f"{path!r} changed since the dataset was opened: {what}; "
-    if on_change == "warn":
-        warnings.warn(text + "its rows may be old and new ones mixed", ShardChangedWarning, stacklevel=2)
-    else:
-        raise ShardChangedError(text + 'open the dataset again, or pass on_change="warn" or "ignore"')

@@ -1,0 +1,109 @@
+"""Which parts of Legate's memory pool our results take, so that one that does not fit is refused, not launched.
+
+Legate has no way to ask for free memory, and running out of it aborts the process. An array needs one free piece, so
+sums are not enough: two small results in the wrong places leave no room for a large one.
+"""
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+__all__ = ["Ledger", "find_pool"]
+
+
+class Ledger:
+    """The pieces of one pool that are taken.
+
+    Parameters
+    ----------
+    nbytes : int
+        Size of the pool, bytes.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self._start: int | None = None
+        self._pieces: dict[int, tuple[int | None, int]] = {}
+        self._next = 0
+        self._lock = threading.Lock()
+
+    @property
+    def live_nbytes(self) -> int:
+        """Bytes of all pieces that are taken."""
+        return sum(nbytes for _, nbytes in self._pieces.values())
+
+    def place_pool(self, start: int | None) -> None:
+        """Say at which address the pool begins; None if that is not known."""
+        self._start = start
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether it is known where the pool begins."""
+        return self._start is not None
+
+    def add(self, nbytes: int) -> int:
+        """Take a piece whose place is not known yet, and return the number to give it back with."""
+        with self._lock:
+            self._next += 1
+            self._pieces[self._next] = (None, nbytes)
+            return self._next
+
+    def place(self, number: int, address: int) -> None:
+        """Say at which address a piece lies."""
+        with self._lock:
+            if number in self._pieces:
+                self._pieces[number] = (address, self._pieces[number][1])
+
+    def remove(self, number: int) -> None:
+        """Give a piece back."""
+        with self._lock:
+            self._pieces.pop(number, None)
+
+    def largest_gap(self) -> int:
+        """Return the bytes of the largest piece that is free.
+
+        Pieces whose place is not known are taken off it, as if each lay just there.
+        """
+        with self._lock:
+            pieces = list(self._pieces.values())
+        unplaced = sum(nbytes for address, nbytes in pieces if address is None)
+        if self._start is None:
+            return max(0, self.nbytes - sum(nbytes for _, nbytes in pieces))
+        largest, at = 0, self._start
+        end = self._start + self.nbytes
+        for address, nbytes in sorted((address, nbytes) for address, nbytes in pieces if address is not None):
+            if self._start <= address < end:
+                largest = max(largest, address - at)
+                at = max(at, address + nbytes)
+        return max(0, max(largest, end - at) - unplaced)
+
+
+def find_pool(address: int, nbytes: int) -> int | None:
+    """Return where the pool of ``nbytes`` that holds ``address`` begins, or None if it cannot be told.
+
+    The pool is one reservation, which the kernel lists in one piece or in adjoining ones that add up to its size.
+    """
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return None
+    pieces = [tuple(int(text, 16) for text in line.split(maxsplit=1)[0].split("-")) for line in lines]
+    return _find_run(pieces, address, nbytes)
+
+
+def _find_run(pieces: Sequence[tuple[int, ...]], address: int, nbytes: int) -> int | None:
+    """Return the start of the adjoining pieces that hold ``address`` and have ``nbytes`` together."""
+    holder = next((i for i, (low, high) in enumerate(pieces) if low <= address < high), None)
+    if holder is None:
+        return None
+    first = holder
+    while True:
+        start = pieces[first][0]
+        last = first
+        while pieces[last][1] - start < nbytes and last + 1 < len(pieces) and pieces[last + 1][0] == pieces[last][1]:
+            last += 1
+        if last >= holder and pieces[last][1] - start == nbytes:
+            return start
+        if not first or pieces[first - 1][1] != start:
+            return None
+        first -= 1

@@ -1,0 +1,35 @@
+"""What is said and done about a shard that is not the file that was opened."""
+
+import warnings
+
+from lazyshards.errors import ShardChangedError, ShardChangedWarning
+from lazyshards.storage.base import OnChange, Stamp
+
+__all__ = ["report_change"]
+
+
+def report_change(path: str, stamp: Stamp, now: Stamp, on_change: OnChange) -> None:
+    """Raise ShardChangedError, or warn, as ``on_change`` says; nothing for ``"ignore"``.
+
+    Parameters
+    ----------
+    path : str
+    stamp : Stamp
+        What the file was when the dataset was opened.
+    now : Stamp
+        What it is.
+    on_change : {"raise", "warn", "ignore"}
+    """
+    if on_change == "ignore":
+        return
+    if now.size != stamp.size:
+        what = f"it held {stamp.size:,} bytes and now holds {now.size:,}"
+    elif now.inode != stamp.inode:
+        what = "another file of the same size took its place"
+    else:
+        what = "it was written to"
+    text = f"{path!r} changed since the dataset was opened: {what}; "
+    if on_change == "warn":
+        warnings.warn(text + "its rows may be old and new ones mixed", ShardChangedWarning, stacklevel=2)
+    else:
+        raise ShardChangedError(text + 'open the dataset again, or pass on_change="warn" or "ignore"')

@@ -1,0 +1,495 @@
+"""Anything that fsspec knows, by ranged reads: merged, split, concurrent, and tried again where that may help."""
+
+import asyncio
+import errno
+import threading
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, BinaryIO, TypeVar, cast
+
+from lazyshards.errors import ShardReadError
+from lazyshards.storage.base import Entry, Head, OnChange, Part, Stamp
+from lazyshards.storage.changes import report_change
+from lazyshards.storage.listing import find_entries
+from lazyshards.storage.mounts import Mount, find_mount, parse_name, stamp_of
+from lazyshards.storage.ranges import Request, coalesce
+from lazyshards.storage.readers import Reply, async_reader, read_blocking
+from lazyshards.storage.retry import Retry, is_missing, is_transient
+from lazyshards.storage.secrets import Vault, mask, secrets_of
+
+__all__ = ["FsspecStorage"]
+
+_T = TypeVar("_T")
+_HEADS_AT_A_TIME = 64
+"""Small reads under way together: what they cost is the way there and back."""
+
+
+class _GaveUpError(Exception):
+    """What was met in the end, and what had been tried."""
+
+    def __init__(self, cause: BaseException, tries: int, seconds: float) -> None:
+        super().__init__(cause, tries, seconds)
+        self.cause = cause
+        self.tries = tries
+        self.seconds = seconds
+
+
+@dataclass(frozen=True, slots=True)
+class FsspecStorage:
+    """Files of any file system that fsspec knows.
+
+    It holds names and numbers only: live file systems are made by the process that needs them, and kept there.
+
+    Parameters
+    ----------
+    options : mapping
+        For fsspec, as ``fsspec.open`` takes them.
+    on_change : {"raise", "warn", "ignore"}
+        What to do about a file that changed since it was opened.
+    """
+
+    options: Mapping[str, object] = field(default_factory=dict, repr=False)
+    on_change: OnChange = "raise"
+    gap_nbytes: int = 64 << 10
+    window_nbytes: int = 32 << 20
+    request_nbytes: int = 8 << 20
+    """Bytes of the longest request."""
+    concurrency: int = 16
+    """Requests under way together, for each call."""
+    retry: Retry = field(default_factory=Retry)
+    """How failed requests are tried again."""
+    vault: Vault = field(default_factory=Vault, repr=False)
+    """The secrets that were in URLs."""
+    _listed: dict[str, Stamp] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Stamps that the last listing told, until they are asked for: they save a request for each file."""
+
+    _key: str = field(default="", init=False, repr=False, compare=False)
+    """What equal options have in common."""
+
+    def __post_init__(self) -> None:
+        key = repr(sorted((name, repr(value)) for name, value in self.options.items()))
+        object.__setattr__(self, "_key", key)
+
+    def __reduce__(self) -> tuple[Callable[..., "FsspecStorage"], tuple[object, ...]]:
+        fields = (self.options, self.on_change, self.gap_nbytes, self.window_nbytes, self.request_nbytes)
+        return FsspecStorage, (*fields, self.concurrency, self.retry, self.vault)
+
+    def __hash__(self) -> int:
+        return hash((self.on_change, self.gap_nbytes, self.window_nbytes))
+
+    def find(self, path: str) -> tuple[str, list[Entry]]:
+        """Return what ``path`` is, and the entries found there."""
+        mount, _ = self._locate(path, fresh=True)
+
+        def ask(method: str, *args: object, **kwargs: object) -> Any:  # noqa: ANN401
+            return self._ask(mount, path, "listed", method, *args, **kwargs)
+
+        kind, found = find_entries(mount, path, parse_name(self.vault.reveal(path)), ask)
+        self._listed.clear()
+        for name, info in found:
+            stamp = stamp_of(info, mount.inside)
+            if info.get("type") == "file" and stamp.size >= 0:
+                self._listed[name] = stamp
+        return kind, [Entry(name, info.get("type") == "directory") for name, info in found]
+
+    def heads(self, paths: Sequence[str], nbytes: int) -> list[Head]:
+        """Return the first bytes and the stamp of every file, errors in place."""
+        requests = [Request(path, _NO_STAMP, 0, nbytes, ()) for path in paths]
+        heads = []
+        for answer in self._send(requests, _HEADS_AT_A_TIME, heads=True):
+            if isinstance(answer, Reply):
+                heads.append(Head(bytes(answer.data), answer.stamp or _NO_STAMP))
+            else:
+                heads.append(Head(b"", _NO_STAMP, self._short_error(answer)))
+        return heads
+
+    def fetch(self, ranges: Sequence[tuple[str, int, int]]) -> list[bytes]:
+        """Return the bytes of each ``(path, offset, nbytes)``; shorter only where the file ends."""
+        buffers = [bytearray(nbytes) for _, _, nbytes in ranges]
+        parts = [
+            Part(path, _NO_STAMP, offset, memoryview(out))
+            for (path, offset, _), out in zip(ranges, buffers, strict=True)
+        ]
+        ends: dict[str, int] = {}
+        requests = self._plan(parts)
+        for request, reply in zip(requests, self._read(requests), strict=True):
+            if reply.nbytes < request.stop - request.start:
+                end = request.start + reply.nbytes
+                ends[request.path] = min(end, ends.get(request.path, end))
+        return [
+            bytes(memoryview(out)[: max(0, ends.get(path, offset + nbytes) - offset)])
+            for (path, offset, nbytes), out in zip(ranges, buffers, strict=True)
+        ]
+
+    def fetch_into(self, parts: Sequence[Part]) -> None:
+        """Fill every part's ``out``, or raise ShardReadError naming the file.
+
+        Where the answers tell of which object the bytes are, each is checked; elsewhere each file is asked once, after
+        it was read.
+        """
+        requests = self._plan(parts)
+        replies = self._read(requests)
+        stamps = {request.path: request.stamp for request in requests}
+        ended: dict[str, int] = {}
+        seen: dict[str, Stamp] = {}
+        for request, reply in zip(requests, replies, strict=True):
+            if reply.stamp is not None and seen.get(request.path, stamps[request.path]) == stamps[request.path]:
+                seen[request.path] = reply.stamp
+            if reply.nbytes < request.stop - request.start:
+                ended[request.path] = request.start + reply.nbytes
+        if self.on_change != "ignore":
+            unknown = [path for path in stamps if path not in seen]
+            seen.update(zip(unknown, self._stamps(unknown), strict=True))
+        for path, now in seen.items():
+            if not _is_same(now, stamps[path]):
+                report_change(path, stamps[path], now, self.on_change)
+        for path, end in ended.items():
+            raise ShardReadError(
+                f"{path!r} is truncated: it ends at byte {end:,}, and held {stamps[path].size:,} bytes when it was "
+                "opened; restore the file, then open the dataset again"
+            )
+
+    def open(self, path: str) -> BinaryIO:
+        """Return the file, open for reading."""
+        mount, inner = self._locate(path)
+        return cast("BinaryIO", self._ask_blocking(mount, path, "opened", lambda: mount.fs.open(inner, "rb")))
+
+    def local_path(self, path: str) -> str | None:  # noqa: ARG002
+        """Return None: the files are elsewhere."""
+        return None
+
+    def _locate(self, path: str, *, fresh: bool = False) -> tuple[Mount, str]:
+        """Return the live file system of a path, and the path as that one takes it."""
+        problem: BaseException
+        try:
+            address = parse_name(self.vault.reveal(path))
+            mount = find_mount(address, self.options, self._key, fresh=fresh)
+            return mount, mount.strip(address.link)
+        except ImportError as exc:
+            problem = ImportError(self._clean(f"{path!r} cannot be opened: {exc}"))
+        except ValueError as exc:
+            problem = ValueError(self._clean(f"{path!r} cannot be opened: {exc}"))
+        except Exception as exc:  # noqa: BLE001  # whatever a file system raises while it is made
+            problem, cause = self._error(path, exc, "opened")
+            problem.__cause__ = cause
+        raise problem
+
+    def _plan(self, parts: Sequence[Part]) -> list[Request]:
+        """Return the requests that bring the parts."""
+        if not parts:
+            return []
+        mount, inner = self._locate(parts[0].path)
+        if mount.without_ranges and inner.partition("://")[2].partition("/")[0] in mount.without_ranges:
+            return coalesce(parts, 1 << 62, 1 << 62)  # one answer is the whole file, whatever is asked
+        return coalesce(parts, self.gap_nbytes, self.request_nbytes)
+
+    def _read(self, requests: Sequence[Request]) -> list[Reply]:
+        """Send all requests; return the answers in their order, or raise the first error, naming the file."""
+        replies = []
+        failed: tuple[str, BaseException] | None = None
+        for request, answer in zip(requests, self._send(requests, self.concurrency, heads=False), strict=True):
+            if isinstance(answer, Reply):
+                replies.append(answer)
+            elif failed is None or failed[1] is _NOT_READ:
+                failed = (request.path, answer)
+        if failed is None:
+            return replies
+        error, cause = self._error(*failed, "read")
+        raise error from cause
+
+    def _send(self, requests: Sequence[Request], most: int, *, heads: bool) -> list[Reply | BaseException]:
+        """Send all requests; return the answers, or what was met instead, in their order.
+
+        Parameters
+        ----------
+        requests : sequence of Request
+        most : int
+            How many are under way together.
+        heads : bool
+            Whether every answer must have data and stamp; an error then ends no other read.
+        """
+        answers: list[Reply | BaseException] = [_NOT_READ] * len(requests)
+        groups: dict[int, tuple[Mount, list[tuple[int, str]]]] = {}
+        for i, request in enumerate(requests):
+            try:
+                mount, inner = self._locate(request.path)
+            except OSError as exc:
+                answers[i] = exc
+                if not heads:
+                    return answers
+                continue
+            groups.setdefault(id(mount), (mount, []))[1].append((i, inner))
+        for mount, group in groups.values():
+            if mount.is_async:
+                _run(mount.fs.loop, self._send_async(mount, group, requests, answers, most, heads=heads))
+            else:
+                self._send_blocking(mount, group, requests, answers, most, heads=heads)
+        return answers
+
+    async def _send_async(
+        self,
+        mount: Mount,
+        group: list[tuple[int, str]],
+        requests: Sequence[Request],
+        answers: list[Reply | BaseException],
+        most: int,
+        *,
+        heads: bool,
+    ) -> None:
+        read = async_reader(mount)
+        queue = iter(group)
+
+        async def one(i: int, inner: str) -> Reply:
+            request = requests[i]
+            into = _single_out(request)
+            reply = await self._again_async(lambda: read(mount, inner, request.start, request.stop, into))
+            if reply.data:
+                request.scatter(reply.data)
+            if not heads:
+                return Reply(memoryview(b""), reply.nbytes, reply.stamp)
+            stamp = reply.stamp or self._listed.pop(request.path, None)
+            if stamp is None or stamp.size < 0:
+                info = await self._again_async(lambda: mount.fs._info(inner))  # noqa: SLF001
+                stamp = stamp_of(info, mount.inside)
+            return Reply(reply.data, reply.nbytes, stamp)
+
+        async def work() -> None:
+            for i, inner in queue:
+                try:
+                    answers[i] = await one(i, inner)
+                except Exception as exc:  # noqa: BLE001  # kept in its place, and translated there
+                    answers[i] = exc
+                    if not heads:
+                        raise _StopError from None
+
+        tasks = [asyncio.ensure_future(work()) for _ in range(min(most, len(group)))]
+        try:
+            await asyncio.gather(*tasks)
+        except _StopError:
+            pass
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _send_blocking(
+        self,
+        mount: Mount,
+        group: list[tuple[int, str]],
+        requests: Sequence[Request],
+        answers: list[Reply | BaseException],
+        most: int,
+        *,
+        heads: bool,
+    ) -> None:
+        stop = threading.Event()
+
+        def one(item: tuple[int, str]) -> None:
+            i, inner = item
+            request = requests[i]
+            if stop.is_set():
+                return
+            try:
+                into = _single_out(request)
+                reply = self._again(mount, lambda: read_blocking(mount, inner, request.start, request.stop, into))
+                if reply.data:
+                    request.scatter(reply.data)
+                stamp = reply.stamp
+                if heads:
+                    stamp = stamp or self._listed.pop(request.path, None)
+                    if stamp is None or stamp.size < 0:
+                        stamp = stamp_of(self._again(mount, lambda: mount.fs.info(inner)), mount.inside)
+                answers[i] = Reply(reply.data if heads else memoryview(b""), reply.nbytes, stamp)
+            except Exception as exc:  # noqa: BLE001  # kept in its place, and translated there
+                answers[i] = exc
+                if not heads:
+                    stop.set()
+
+        if mount.lock is not None or len(group) == 1:
+            for item in group:
+                one(item)
+            return
+        pool = ThreadPoolExecutor(min(most, len(group)), "lazyshards-read")
+        try:
+            list(pool.map(one, group))
+        finally:
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+
+    def _stamps(self, paths: Sequence[str]) -> list[Stamp]:
+        """Return the stamps that files have now, each asked once."""
+        archives: set[str] = set()
+        groups: dict[int, tuple[Mount, list[tuple[str, str]]]] = {}
+        for path in paths:
+            archive = parse_name(path).suffix
+            mount, inner = self._locate(path, fresh=archive not in archives)
+            archives.add(archive)
+            groups.setdefault(id(mount), (mount, []))[1].append((path, inner))
+        stamps: dict[str, Stamp] = {}
+        for mount, group in groups.values():
+            mount.fs.invalidate_cache()
+            for path, inner in group if not mount.is_async else ():
+                stamps[path] = stamp_of(self._ask(mount, path, "read", "info", inner), mount.inside)
+            for start in range(0, len(group), self.concurrency) if mount.is_async else ():
+                some = group[start : start + self.concurrency]
+                for (path, _), found in zip(some, _run(mount.fs.loop, self._infos(mount, some)), strict=True):
+                    if isinstance(found, BaseException):
+                        error, cause = self._error(path, found, "read")
+                        raise error from cause
+                    stamps[path] = stamp_of(found, mount.inside)
+        return [stamps[path] for path in paths]
+
+    async def _infos(self, mount: Mount, group: Sequence[tuple[str, str]]) -> list[Any]:
+        calls = [self._again_async(partial(mount.fs._info, inner)) for _, inner in group]  # noqa: SLF001
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    def _ask(self, mount: Mount, path: str, what: str, method: str, *args: object, **kwargs: object) -> Any:  # noqa: ANN401
+        """Call a method of the file system; FileNotFoundError passes, other errors become ours."""
+        mount.fs.invalidate_cache()
+        if not mount.is_async:
+            return self._ask_blocking(mount, path, what, lambda: getattr(mount.fs, method)(*args, **kwargs))
+        call = getattr(mount.fs, "_" + method)
+        return self._translated(
+            path, what, lambda: _run(mount.fs.loop, self._again_async(lambda: call(*args, **kwargs)))
+        )
+
+    def _ask_blocking(self, mount: Mount, path: str, what: str, call: Callable[[], _T]) -> _T:
+        return self._translated(path, what, lambda: self._again(mount, call))
+
+    def _translated(self, path: str, what: str, call: Callable[[], _T]) -> _T:
+        try:
+            return call()
+        except Exception as exc:  # noqa: BLE001  # whatever a file system raises
+            error, cause = self._error(path, exc, what)
+        raise error from cause
+
+    async def _again_async(self, call: Callable[[], Awaitable[_T]]) -> _T:
+        """Await a call, again while it fails in a way that may pass."""
+        start = time.monotonic()
+        tries = 0
+        pauses = self.retry.pauses()
+        while True:
+            tries += 1
+            try:
+                return await call()
+            except Exception as exc:
+                pause = next(pauses, None) if is_transient(exc) else None
+                spent = time.monotonic() - start
+                if pause is None or spent + pause > self.retry.deadline_seconds:
+                    raise _GaveUpError(exc, tries, spent) from exc
+            await asyncio.sleep(pause)
+
+    def _again(self, mount: Mount, call: Callable[[], _T]) -> _T:
+        """Make a call, again while it fails in a way that may pass."""
+        start = time.monotonic()
+        tries = 0
+        pauses = self.retry.pauses()
+        while True:
+            tries += 1
+            try:
+                if mount.lock is None:
+                    return call()
+                with mount.lock:
+                    return call()
+            except Exception as exc:
+                pause = next(pauses, None) if is_transient(exc) else None
+                spent = time.monotonic() - start
+                if pause is None or spent + pause > self.retry.deadline_seconds:
+                    raise _GaveUpError(exc, tries, spent) from exc
+            time.sleep(pause)
+
+    def _error(self, path: str, exc: BaseException, what: str) -> tuple[OSError, BaseException | None]:
+        """Return our error for one of a file system, and its cause if that holds no secret."""
+        if isinstance(exc, ShardReadError):
+            return exc, exc.__cause__
+        missing, text = self._reason(exc)
+        if missing:
+            return _MissingError(f"{path!r} cannot be {what}: {text}"), None
+        if isinstance(exc, _GaveUpError):
+            exc = exc.cause
+        return ShardReadError(f"{path!r} cannot be {what}: {text}"), exc if self._is_clean(exc) else None
+
+    def _short_error(self, exc: BaseException) -> OSError:
+        """Return an error whose ``strerror`` is the reason alone, for messages that name the file themselves."""
+        if isinstance(exc, ShardReadError):
+            return exc
+        missing, text = self._reason(exc)
+        return FileNotFoundError(errno.ENOENT, text) if missing else OSError(errno.EIO, text)
+
+    def _reason(self, exc: BaseException) -> tuple[bool, str]:
+        """Return whether an error says that the file is missing, and what it says."""
+        tried = ""
+        if isinstance(exc, _GaveUpError):
+            if exc.tries > 1:
+                tried = f" (tried {exc.tries} times in {exc.seconds:.1f} s)"
+            exc = exc.cause
+        if is_missing(exc):
+            return True, "it is not there"
+        text = getattr(exc, "strerror", None) or str(exc)
+        if isinstance(exc, PermissionError):
+            text = f"permission denied: {text}"
+        elif not isinstance(exc, OSError) or not text:
+            text = f"{type(exc).__name__}: {text}"
+        return False, self._clean(text) + tried
+
+    def _clean(self, text: str) -> str:
+        """Return a text without the secrets of the URLs and options."""
+        return mask(text, self.vault.secrets() + secrets_of(self.options))
+
+    def _is_clean(self, exc: BaseException | None) -> bool:
+        """Return whether an error, and all that it came from, can be shown."""
+        for _ in range(8):
+            if exc is None:
+                return True
+            text = f"{exc} {exc!r}"
+            if self._clean(text) != text:
+                return False
+            exc = exc.__cause__ or exc.__context__
+        return False
+
+
+class _MissingError(ShardReadError, FileNotFoundError):
+    """A file that is not there."""
+
+
+class _StopError(Exception):
+    """One read failed for good: the others are not needed any more."""
+
+
+_NO_STAMP = Stamp(0)
+_NOT_READ = ShardReadError("it was not read, because another read failed")
+
+
+def _single_out(request: Request) -> memoryview | None:
+    """Return where all bytes of a request go, if that is one place."""
+    if len(request.pieces) == 1 and len(request.pieces[0].out) == request.stop - request.start:
+        return request.pieces[0].out
+    return None
+
+
+def _is_same(now: Stamp, then: Stamp) -> bool:
+    """Return whether two stamps can be of one file: an answer need not tell all that another told."""
+    return now == then or (now.size < 0 and now.etag == then.etag and now.mtime_ns == then.mtime_ns)
+
+
+def _run(loop: asyncio.AbstractEventLoop, work: Any) -> Any:  # noqa: ANN401
+    """Run a coroutine on the loop's own thread; an interrupt ends it, and nothing of it goes on."""
+    ended = threading.Event()
+
+    async def whole() -> Any:  # noqa: ANN401
+        try:
+            return await work
+        finally:
+            ended.set()
+
+    future = asyncio.run_coroutine_threadsafe(whole(), loop)
+    try:
+        return future.result()
+    except BaseException:
+        if not future.done() or future.cancelled():
+            future.cancel()
+            ended.wait(5)
+        raise

@@ -1,0 +1,241 @@
+"""One ranged read of a remote file, in the way that suits its file system."""
+
+from collections.abc import Awaitable, Callable
+from email.utils import parsedate_to_datetime
+from typing import Any, BinaryIO, NamedTuple, TypeAlias
+
+from fsspec.caching import BaseCache
+from fsspec.spec import AbstractBufferedFile
+
+from lazyshards.storage.base import Stamp
+from lazyshards.storage.mounts import Mount, stamp_of
+
+__all__ = ["AsyncReader", "BadReplyError", "Reply", "ShortReplyError", "async_reader", "read_blocking"]
+
+_MOST_WHOLE_NBYTES = 256 << 20
+"""Bytes of the longest file that is read whole because its server serves no ranges."""
+
+
+class Reply(NamedTuple):
+    """What a ranged read gave."""
+
+    data: memoryview
+    """The bytes; fewer than asked for only where the file ends. Empty if they went straight to where they belong."""
+    nbytes: int
+    """How many came."""
+    stamp: Stamp | None
+    """Stamp of the file that they came from, if the answer told."""
+
+
+class ShortReplyError(ConnectionError):
+    """Fewer bytes came than the server has: a passing fault."""
+
+
+class BadReplyError(OSError):
+    """An answer that cannot be used, and would be no better the next time."""
+
+
+AsyncReader: TypeAlias = Callable[[Mount, str, int, int, "memoryview | None"], Awaitable[Reply]]
+"""Read bytes [start, stop) of a path, into the buffer if there is one."""
+
+
+def async_reader(mount: Mount) -> AsyncReader:
+    """Return the way to read that suits an asynchronous file system.
+
+    S3 and HTTP are asked in person, because their answers tell the size and the entity tag of the very object that the
+    bytes are from, which fsspec's common call keeps to itself: no further request is needed to see a change.
+    """
+    protocol = mount.fs.protocol
+    protocols = {protocol} if isinstance(protocol, str) else set(protocol)
+    if "s3" in protocols and hasattr(mount.fs, "_call_s3") and hasattr(mount.fs, "split_path"):
+        return _read_s3
+    if "http" in protocols and hasattr(mount.fs, "set_session") and hasattr(mount.fs, "encode_url"):
+        return _read_http
+    return _read_async
+
+
+async def _read_s3(mount: Mount, path: str, start: int, stop: int, into: memoryview | None) -> Reply:
+    fs = mount.fs
+    bucket, key, version = fs.split_path(path)
+    named = {"VersionId": version} if version else {}
+    try:
+        answer = await fs._call_s3("get_object", Bucket=bucket, Key=key, Range=f"bytes={start}-{stop - 1}", **named)  # noqa: SLF001
+    except OSError as exc:
+        if not _is_past_end(exc):
+            raise
+        stamp = stamp_of(await fs._info(path, refresh=True))  # noqa: SLF001
+        return Reply(memoryview(b""), 0, stamp)
+    body = answer["Body"]
+    try:
+        size = int(str(answer.get("ContentRange", "")).rpartition("/")[2] or -1)
+        stamp = stamp_of({"size": size, "ETag": answer.get("ETag"), "LastModified": answer.get("LastModified")})
+        expected = max(0, min(stop, size) - start)
+        if size < 0:
+            raise BadReplyError("the server answered a ranged request with the whole file")
+        return await _receive(getattr(body, "content", body), start, expected, into, stamp)
+    finally:
+        body.close()
+
+
+def _is_past_end(exc: BaseException) -> bool:
+    response = getattr(exc.__cause__, "response", None) or {}
+    return bool(response.get("ResponseMetadata", {}).get("HTTPStatusCode") == 416)
+
+
+async def _receive(content: Any, start: int, expected: int, into: memoryview | None, stamp: Stamp) -> Reply:  # noqa: ANN401
+    """Read a body of a known length."""
+    if into is not None and expected == len(into) and hasattr(content, "readany"):
+        done = 0
+        while chunk := await content.readany():
+            if done + len(chunk) > expected:
+                raise BadReplyError(f"more than {expected:,} bytes came from byte {start:,} on")
+            into[done : done + len(chunk)] = chunk
+            done += len(chunk)
+        if done < expected:
+            raise ShortReplyError(f"{done:,} of {expected:,} bytes came from byte {start:,} on")
+        return Reply(memoryview(b""), done, stamp)
+    data = await content.read()
+    if len(data) < expected:
+        raise ShortReplyError(f"{len(data):,} of {expected:,} bytes came from byte {start:,} on")
+    if len(data) > expected:
+        raise BadReplyError(f"{len(data):,} bytes came where {expected:,} were asked for, from byte {start:,} on")
+    return Reply(memoryview(data), len(data), stamp)
+
+
+async def _read_http(mount: Mount, url: str, start: int, stop: int, into: memoryview | None) -> Reply:
+    fs = mount.fs
+    host = url.partition("://")[2].partition("/")[0]
+    session = await fs.set_session()
+    options = dict(fs.kwargs)
+    headers = {**options.pop("headers", {}), "Accept-Encoding": "identity"}
+    if "timeout" not in options and "timeout" not in getattr(fs, "client_kwargs", {}):
+        options["timeout"] = _http_timeout()
+    if host not in mount.without_ranges:
+        headers["Range"] = f"bytes={start}-{stop - 1}"
+    async with session.get(fs.encode_url(url), headers=headers, **options) as answer:
+        etag, modified = answer.headers.get("ETag", ""), answer.headers.get("Last-Modified", "")
+        if answer.status == 416:
+            total = answer.headers.get("Content-Range", "").rpartition("/")[2]
+            if not total.isdecimal():
+                raise BadReplyError("the server refused the range (416) and did not tell the size of the file")
+            return Reply(memoryview(b""), 0, _http_stamp(int(total), etag, modified))
+        if answer.status in {404, 410}:
+            raise FileNotFoundError(f"the server answered {answer.status} {answer.reason}")
+        if answer.status in {401, 403}:
+            raise PermissionError(f"the server answered {answer.status} {answer.reason}")
+        answer.raise_for_status()
+        if answer.headers.get("Content-Encoding", "identity") not in {"", "identity"}:
+            raise BadReplyError(
+                f"the server sent the file as {answer.headers['Content-Encoding']}, which was not asked for"
+            )
+        if answer.status == 206:
+            span, _, total = answer.headers.get("Content-Range", "").removeprefix("bytes").strip().partition("/")
+            first, _, last = span.partition("-")
+            if not (first.isdecimal() and last.isdecimal() and int(first) == start and int(last) < stop):
+                raise BadReplyError(f"the server answered bytes {span!r} where {start}-{stop - 1} were asked for")
+            size = int(total) if total.isdecimal() else -1
+            stamp = _http_stamp(size, etag, modified)
+            return await _receive(answer.content, start, int(last) + 1 - start, into, stamp)
+        if answer.status != 200:
+            raise BadReplyError(f"the server answered {answer.status} {answer.reason}")
+        mount.without_ranges.add(host)
+        return await _from_whole(answer, start, stop, etag, modified)
+
+
+async def _from_whole(answer: Any, start: int, stop: int, etag: str, modified: str) -> Reply:  # noqa: ANN401
+    """Take a range from an answer that holds the whole file."""
+    length = answer.headers.get("Content-Length", "")
+    if length.isdecimal():
+        size = int(length)
+        until = min(stop, size)
+        if until > _MOST_WHOLE_NBYTES:
+            raise BadReplyError(
+                f"the server serves no ranges, and the file of {size:,} bytes is too long to be read whole for each "
+                'request; read it through a local cache: put "simplecache::" before its URL'
+            )
+        data = bytearray()
+        # Up to the end of the range: what follows is left in the connection, which is closed.
+        while len(data) < until and (chunk := await answer.content.readany()):
+            data += chunk
+        if len(data) < until:
+            raise ShortReplyError(f"{len(data):,} of {until:,} bytes came")
+        if until < size:
+            answer.close()
+    else:
+        data = bytearray()
+        while chunk := await answer.content.readany():
+            data += chunk
+            if len(data) > _MOST_WHOLE_NBYTES:
+                raise BadReplyError("the server serves no ranges and does not tell the file's size")
+        size = len(data)
+    wanted = memoryview(data)[start:stop]
+    return Reply(wanted, len(wanted), _http_stamp(size, etag, modified))
+
+
+def _http_stamp(size: int, etag: str, modified: str) -> Stamp:
+    if etag:
+        return Stamp(size, 0, 0, etag)
+    try:
+        return Stamp(size, int(parsedate_to_datetime(modified).timestamp()) * 10**9)
+    except ValueError:
+        return Stamp(size)
+
+
+def _http_timeout() -> object:
+    """Return limits on silence, and none on the time that a long body takes."""
+    import aiohttp
+
+    return aiohttp.ClientTimeout(total=None, sock_connect=15, sock_read=30)
+
+
+async def _read_async(mount: Mount, path: str, start: int, stop: int, into: memoryview | None) -> Reply:  # noqa: ARG001
+    """Read by fsspec's common call, which tells nothing of the file that the bytes are from."""
+    fs = mount.fs
+    data = await fs._cat_file(path, start=start, end=stop)  # noqa: SLF001  # the asynchronous interface of fsspec
+    if len(data) > stop - start:
+        raise BadReplyError(f"{len(data):,} bytes came where {stop - start:,} were asked for, from byte {start:,} on")
+    if len(data) == stop - start:
+        return Reply(memoryview(data), len(data), None)
+    stamp = stamp_of(await fs._info(path), mount.inside)  # noqa: SLF001
+    _check_end(len(data), start, stop, stamp.size)
+    return Reply(memoryview(data), len(data), stamp)
+
+
+def _check_end(count: int, start: int, stop: int, size: int) -> None:
+    """Raise ShortReplyError unless the file ends where the bytes did."""
+    if size >= 0 and start + count < min(stop, size):
+        raise ShortReplyError(f"{count:,} of {stop - start:,} bytes came from byte {start:,} on")
+
+
+def read_blocking(mount: Mount, path: str, start: int, stop: int, into: memoryview | None) -> Reply:
+    """Read through a file object, the one thing that every fsspec file system has."""
+    out = memoryview(bytearray(stop - start)) if into is None else into
+    file: BinaryIO
+    with mount.fs.open(path, "rb") as file:
+        if isinstance(file, AbstractBufferedFile):
+            # Its own cache would read 5 MiB ahead for each range.
+            file.cache = BaseCache(file.blocksize, file._fetch_range, file.size)  # noqa: SLF001
+        file.seek(start)
+        count = _read_full(file, out)
+    if count == len(out):
+        return Reply(out if into is None else memoryview(b""), count, None)
+    stamp = stamp_of(mount.fs.info(path), mount.inside)
+    _check_end(count, start, stop, stamp.size)
+    return Reply(out[:count], count, stamp)
+
+
+def _read_full(file: BinaryIO, out: memoryview) -> int:
+    """Read until the buffer is full or the file ends."""
+    readinto = getattr(file, "readinto", None)
+    count = 0
+    while count < len(out):
+        if readinto is not None:
+            more = readinto(out[count:])
+        else:
+            data = file.read(len(out) - count)
+            more = len(data)
+            out[count : count + more] = data
+        if not more:
+            break
+        count += more
+    return count

@@ -1,0 +1,35 @@
+"""From URLs to the storage that serves them."""
+
+from collections.abc import Mapping, Sequence
+
+from lazyshards.storage.base import OnChange, Storage
+from lazyshards.storage.fsspec_storage import FsspecStorage
+from lazyshards.storage.mounts import is_name, parse_name, parse_url
+from lazyshards.storage.secrets import Vault
+
+__all__ = ["open_remote"]
+
+
+def open_remote(paths: Sequence[str], options: Mapping[str, object], on_change: OnChange) -> tuple[Storage, list[str]]:
+    """Return the storage that serves all URLs, and the URLs by the names that the storage gives them.
+
+    Parameters
+    ----------
+    paths : sequence of str
+        URLs, chained ones included. A name is the URL itself unless that holds a secret.
+    options : mapping
+        For fsspec.
+    on_change : {"raise", "warn", "ignore"}
+    """
+    vault = Vault()
+    names = []
+    for path in paths:
+        hidden = vault.hide(path)
+        try:
+            address = parse_name(hidden) if is_name(hidden) else parse_url(hidden)
+        except (ImportError, ValueError) as exc:  # a protocol of the chain that is not there
+            raise type(exc)(f"{hidden!r} cannot be opened: {exc}") from None
+        if "://" not in address.link:
+            raise ValueError(f"{hidden!r} is a path of this machine, given together with URLs: give one kind")
+        names.append(address.name)
+    return FsspecStorage(dict(options), on_change, vault=vault), names

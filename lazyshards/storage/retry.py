@@ -1,0 +1,122 @@
+"""Which failures pass, and how long to wait for that."""
+
+import errno
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+__all__ = ["Retry", "is_missing", "is_transient", "status_of"]
+
+_RANDOM = random.Random()  # noqa: S311  # jitter; its own generator, because the user's draws must not depend on it
+_PASSING_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504, 509})
+_PASSING_ERRNO = frozenset(
+    {
+        errno.EAGAIN,
+        errno.EBUSY,  # how s3fs tells "SlowDown"
+        errno.ECONNABORTED,
+        errno.ECONNREFUSED,
+        errno.ECONNRESET,
+        errno.EHOSTUNREACH,
+        errno.ENETDOWN,
+        errno.ENETRESET,
+        errno.ENETUNREACH,
+        errno.EPIPE,
+        errno.ETIMEDOUT,
+        getattr(errno, "EREMOTEIO", errno.ETIMEDOUT),  # how s3fs tells "InternalError"
+    }
+)
+_PASSING_NAMES = frozenset(
+    {
+        # aiohttp
+        "ClientConnectionError",
+        "ClientConnectorError",
+        "ClientOSError",
+        "ClientPayloadError",
+        "ServerConnectionError",
+        "ServerDisconnectedError",
+        "ServerTimeoutError",
+        # botocore, urllib3, requests, http.client, fsspec
+        "ConnectionClosedError",
+        "ConnectTimeoutError",
+        "EndpointConnectionError",
+        "FSTimeoutError",
+        "HTTPClientError",
+        "IncompleteRead",
+        "IncompleteReadError",
+        "ProtocolError",
+        "ReadTimeoutError",
+        "ResponseParserError",
+        "ResponseStreamingError",
+        "RemoteDisconnected",
+    }
+)
+"""Names of error classes and not the classes: the libraries that they belong to may not be there."""
+_PERMANENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError, FileExistsError)
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """How often and how long a failed request is tried again: exponential backoff with jitter, within a deadline."""
+
+    tries: int = 8
+    """Times that a request is sent at most."""
+    first_seconds: float = 0.1
+    """Longest first pause; each pause may be twice as long as the one before."""
+    most_seconds: float = 5.0
+    """Longest pause."""
+    deadline_seconds: float = 60.0
+    """Time after which nothing is sent again; one request may run longer, as the file system's own timeouts say."""
+
+    def pauses(self) -> Iterator[float]:
+        """Yield the seconds to wait before each further try, half to all of the longest pause, at random."""
+        longest = self.first_seconds
+        for _ in range(self.tries - 1):
+            yield longest * _RANDOM.uniform(0.5, 1.0)
+            longest = min(2 * longest, self.most_seconds)
+
+
+def status_of(exc: BaseException) -> int | None:
+    """Return the HTTP status that an error, or the error that it came from, tells of."""
+    seen: BaseException | None = exc
+    for _ in range(4):
+        if seen is None:
+            return None
+        status = getattr(seen, "status", None) or getattr(seen, "code", None)
+        response = getattr(seen, "response", None)
+        if isinstance(response, dict):  # botocore
+            status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        elif response is not None and status is None:  # requests
+            status = getattr(response, "status_code", None)
+        if isinstance(status, int) and 100 <= status < 600:
+            return status
+        seen = seen.__cause__
+    return None
+
+
+def is_missing(exc: BaseException) -> bool:
+    """Return whether an error says that there is no such file.
+
+    fsspec's HTTP file system raises FileNotFoundError for whatever goes wrong; the cause tells.
+    """
+    if not isinstance(exc, FileNotFoundError):
+        return False
+    status = status_of(exc)
+    if status is not None:
+        return status in {404, 410}
+    return exc.__cause__ is None or not is_transient(exc.__cause__)
+
+
+def is_transient(exc: BaseException) -> bool:
+    """Return whether the same request may succeed if it is sent again."""
+    status = status_of(exc)
+    if status is not None:
+        return status in _PASSING_STATUS
+    if isinstance(exc, FileNotFoundError) and exc.__cause__ is not None:
+        return is_transient(exc.__cause__)
+    if isinstance(exc, _PERMANENT):
+        return False
+    if isinstance(exc, ConnectionError | TimeoutError):
+        return True
+    if any(kind.__name__ in _PASSING_NAMES for kind in type(exc).__mro__):
+        return True
+    return isinstance(exc, OSError) and exc.errno in _PASSING_ERRNO

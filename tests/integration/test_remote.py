@@ -1,0 +1,3 @@
+from tests.servers import RangeServer
+def test_x():
+    """x"""

@@ -1,0 +1,69 @@
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import lazyshards
+
+ROOT = Path(lazyshards.__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+TEXTS = {str(page.relative_to(ROOT)): page.read_text(encoding="utf-8") for page in PAGES if page.is_file()}
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+pytestmark = pytest.mark.skipif("README.md" not in TEXTS, reason="the documentation is not in the installed package")
+
+
+def python_of(name):
+    """Return the Python of a page, top to bottom."""
+    return "\n".join([textwrap.dedent(code) for language, code in BLOCK.findall(TEXTS[name]) if language == "python"])
+
+
+@pytest.mark.parametrize("name", [name for name in TEXTS if python_of(name)])
+def test_python_of_the_page_runs(name, tmp_path, monkeypatch):
+    """The Python of a page runs from top to bottom, in a fresh process and an empty directory, as a reader would."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    script = tmp_path / "page.py"
+    script.write_text(python_of(name), encoding="utf-8")
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    done = subprocess.run(
+        [sys.executable, str(script)], cwd=folder, capture_output=True, text=True, timeout=180, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Warning" not in done.stderr
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_relative_links_lead_somewhere(name):
+    """Every link to a file of the repository leads to one, and every link to a heading to a heading."""
+    text = BLOCK.sub("", TEXTS[name])
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" in target:
+            continue
+        path, _, heading = target.partition("#")
+        page = (ROOT / name).parent / path if path else ROOT / name
+        assert page.exists(), f"{name} links to {target}"
+        if heading:
+            headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+            assert heading in [re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in headings]
+
+
+def test_api_page_names_everything():
+    """The API page has every public name, and every error in the tree, once in a first column."""
+    first = re.findall(r"^\| `(\w+)", TEXTS["docs/api/index.md"], re.MULTILINE)
+    assert set(lazyshards.__all__) <= set(first)
+
+
+def test_readme_begins_with_the_two_commands():
+    """The README begins with what the package is and the two commands for a fresh machine."""
+    head = TEXTS["README.md"].partition("\n## ")[0]
+    assert [line.split()[1] for line in head.splitlines() if line.startswith("make ")] == ["demo", "test"]
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_lines_are_short(name):
+    """Lines are at most 120 characters, tables aside, so that changes are readable."""
+    assert not [line for line in TEXTS[name].splitlines() if len(line) > 120 and not line.startswith("|")]
