@@ -5,6 +5,7 @@
 >>> arr = ds[1_000:5_000].compute()          # doctest: +SKIP
 """
 
+from lazyshards import formats
 from lazyshards.dataset import ShardedDataset, open_shards
 from lazyshards.engines import set_engine
 from lazyshards.errors import (
@@ -24,13 +25,12 @@ from lazyshards.errors import (
     StateError,
     UnsupportedDtypeError,
 )
-from lazyshards.formats import format_names
 from lazyshards.layout import Shard
 from lazyshards.plan import ReadPlan
 
 from lazyshards._version import __version__
 
-SUPPORTED_FORMATS = format_names()
+SUPPORTED_FORMATS = formats.format_names()
 """Names of the formats that ``open_shards`` reads."""
 
 __all__ = [

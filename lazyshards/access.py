@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from lazyshards.layout import Extents, Layout, Planes, Segment, Shard
+from lazyshards.layout import Extent, Extents, Layout, Packed, Planes, Segment, Shard
 from lazyshards.selection import Block, Cell, Rows, blocks, cell_index, is_whole
 
 __all__ = ["Access", "Target", "accesses", "count_reads"]
@@ -61,10 +61,11 @@ def accesses(shard: Shard, segment: Segment, layout: Layout, cell: Cell, contigu
     """
     gap_nbytes = layout.storage.gap_nbytes
     source = shard.source
-    if type(source) is Extents:
+    if type(source) is Packed or type(source) is Extents:
         whole = is_whole(cell, shard.row_shape)
         same = contiguous and shard.dtype == layout.dtype
-        for first, rows, path, offset in source.extents:
+        extents = source.extents if type(source) is Extents else (Extent(0, shard.rows, "", source.offset),)
+        for first, rows, path, offset in extents:
             local, a, b = _overlap(segment.local, first, first + rows)
             if b > a:
                 row = _Row(path or shard.path, shard.row_shape, shard.dtype.itemsize, cell, whole, same, gap_nbytes)

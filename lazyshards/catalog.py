@@ -19,6 +19,8 @@ _STRAY_SUFFIXES = frozenset(
 """Endings of files that tools leave beside shards."""
 _UNFINISHED = re.compile(r"\.(tmp|temp|part)[-._]?\w*$", re.IGNORECASE)
 """Endings such as ``.temp4711``, which writers give to files that are not finished."""
+_STRAY_NAMES = frozenset(("Thumbs.db", "desktop.ini", "lost+found"))
+"""Files and directories that systems leave anywhere."""
 _MAGIC_NBYTES = 32
 """First bytes read of files whose suffix tells nothing."""
 
@@ -66,7 +68,8 @@ def scan(
         if not given:
             raise ShardsNotFoundError("the list of shards is empty")
         storage, paths = open_storage(given, storage_options, on_change)
-        reader = chosen or _tell_format(paths, storage, f"the list of {len(paths)} paths")
+        known = [format_of_name(path) for path in paths]
+        reader = chosen or _tell_format(paths, known, storage, f"the list of {len(paths)} paths")
     else:
         storage, (place,) = open_storage([_path_text(path)], storage_options, on_change)
         paths, reader = _search(place, storage, chosen)
@@ -104,18 +107,13 @@ def _search(place: str, storage: Storage, chosen: Format | None) -> tuple[list[s
     if kind == "missing":
         raise ShardsNotFoundError(f"{place!r} does not exist" + _nearby(place))
     if kind == "file":
-        return [place], chosen or _tell_format([place], storage, repr(place))
+        return [place], chosen or _tell_format([place], [format_of_name(place)], storage, repr(place))
     if kind == "glob":
         if not entries:
             raise ShardsNotFoundError(f"nothing matches {place!r}")
-        # A pattern that names hidden or marked files asks for them.
-        last = place.rsplit("/", 1)[-1]
-        entries = [entry for entry in entries if last[0] in "._" or not _is_stray(entry)]
-    else:
-        entries = [entry for entry in entries if not _is_stray(entry)]
-    known = [format_of_name(entry.path) for entry in entries]
+    entries, known = _sift(entries, place if kind == "glob" else "")
     if chosen is None:
-        chosen = _tell_format([entry.path for entry in entries if not entry.is_directory], storage, repr(place), entries)
+        chosen = _tell_format([entry.path for entry in entries], known, storage, repr(place))
     suffixed = [entry for entry, format in zip(entries, known, strict=True) if format is chosen]
     # Where no suffix tells, every file is taken for a shard, so that a damaged one is not passed over.
     wanted = suffixed or [entry for entry in entries if entry.is_directory == chosen.directories]
@@ -125,7 +123,7 @@ def _search(place: str, storage: Storage, chosen: Format | None) -> tuple[list[s
         faults = [Fault(path, f"is {is_what}, expected {expected} of format {chosen.name}") for path in mistaken]
         raise LayoutError(describe_faults(faults, f"{place!r} holds names like those of shards"))
     if not wanted:
-        raise ShardsNotFoundError(f"{place!r} holds no {chosen.name} shards; it holds {_contents(entries)}")
+        raise ShardsNotFoundError(f"{place!r} holds no {chosen.name} shards; it holds {_contents([entry.path for entry in entries])}")
     return [entry.path for entry in wanted], chosen
 
 
@@ -133,17 +131,28 @@ def _name(path: str) -> str:
     return path.rstrip("/").rsplit("/", 1)[-1]
 
 
-def _is_stray(entry: Entry) -> bool:
-    """Return whether a name is hidden, a marker, or a temporary file rather than a shard."""
-    name = _name(entry.path)
-    if name[0] in "._" or name[-1] in "~#":
-        return True
-    suffix = name[name.rfind(".") :].lower()
-    return (
-        suffix in _STRAY_SUFFIXES
-        or (suffix[:4] in {".tmp", ".tem", ".par"} and _UNFINISHED.search(name) is not None)
-        or name.lower() in {"thumbs.db", "desktop.ini"}
-    )
+def _sift(entries: Sequence[Entry], pattern: str) -> tuple[list[Entry], list[Format | None]]:
+    """Return the entries without hidden files, markers and temporary files, and the format that each name tells.
+
+    A ``pattern`` that itself names hidden or marked files asks for them.
+    """
+    hidden = "" if pattern[pattern.rfind("/") + 1 :][:1] in {".", "_"} else "._"
+    suffixes: dict[str, tuple[bool, Format | None]] = {}
+    kept, formats = [], []
+    for entry in entries:
+        path = entry[0]
+        name = path[path.rfind("/", 0, -1) + 1 :]
+        suffix = name[name.rfind(".") :]
+        try:
+            stray, format = suffixes[suffix]
+        except KeyError:
+            stray = suffix.lower() in _STRAY_SUFFIXES or _UNFINISHED.search(suffix) is not None
+            format = format_of_name(name.rstrip("/"))
+            suffixes[suffix] = stray, format
+        if not (stray or name[0] in hidden or name[-1] in "~#" or name in _STRAY_NAMES):
+            kept.append(entry)
+            formats.append(format)
+    return kept, formats
 
 
 def _nearby(place: str) -> str:
@@ -151,14 +160,14 @@ def _nearby(place: str) -> str:
     return f" (the directory {parent!r} was searched for {name!r})" if parent and "://" not in parent else ""
 
 
-def _contents(entries: Sequence[Entry]) -> str:
-    names = sorted(_name(entry.path) + ("/" if entry.is_directory else "") for entry in entries)
+def _contents(paths: Sequence[str]) -> str:
+    names = sorted(map(_name, paths))
     if not names:
         return "nothing"
     return ", ".join(names[:5]) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
 
 
-def _tell_format(paths: Sequence[str], storage: Storage, place: str, entries: Sequence[Entry] = ()) -> Format:
+def _tell_format(paths: Sequence[str], known: Sequence[Format | None], storage: Storage, place: str) -> Format:
     """Return the one format of all files: by suffix, and where no suffix tells, by their first bytes.
 
     Raises
@@ -168,35 +177,32 @@ def _tell_format(paths: Sequence[str], storage: Storage, place: str, entries: Se
     ShardsNotFoundError
         If none of them is of a known format.
     """
-    counts: Counter[str] = Counter()
-    examples: dict[str, str] = {}
-    for path in [entry.path for entry in entries] or paths:
-        known = format_of_name(path)
-        if known is not None:
-            counts[known.name] += 1
-            examples.setdefault(known.name, path)
-    if not counts and paths:
-        for path, head in zip(paths, storage.heads(paths, _MAGIC_NBYTES), strict=True):
-            if head.error is not None and len(paths) == 1:
-                kind = ShardsNotFoundError if isinstance(head.error, FileNotFoundError) else ShardReadError
-                raise kind(f"{path!r} cannot be read: {head.error.strerror or head.error}") from head.error
-            known = format_of_bytes(head.data)
-            if known is not None:
-                counts[known.name] += 1
-                examples.setdefault(known.name, path)
+    counts = Counter(known)
+    if counts[None] == len(paths):
+        heads = storage.heads(paths, _MAGIC_NBYTES)
+        if len(paths) == 1 and heads[0].error is not None:
+            error = heads[0].error
+            kind = ShardsNotFoundError if isinstance(error, FileNotFoundError) else ShardReadError
+            raise kind(f"{paths[0]!r} cannot be read: {error.strerror or error}") from error
+        known = [format_of_bytes(head.data) for head in heads]
+        counts = Counter(known)
+    del counts[None]
     if len(counts) > 1:
-        mixture = ", ".join(f"{count:,} {name} ({examples[name]!r})" for name, count in sorted(counts.items()))
+        mixture = ", ".join(
+            f"{count:,} {format.name} ({paths[known.index(format)]!r})"
+            for format, count in sorted(counts.items(), key=lambda item: item[0].name)
+        )
         raise FormatError(
             f"{place} holds shards of several formats: {mixture}; choose one with format=, for example "
-            f"format={min(counts)!r}"
+            f"format={min(format.name for format in counts)!r}"
         )
     if not counts:
         raise ShardsNotFoundError(
-            f"{place} holds no shards of a known format ({', '.join(format_names())}); it holds "
-            f"{_contents(entries) if entries or len(paths) != 1 else 'something else'}; name the format with format= "
-            "if it has another suffix. Subdirectories are not searched: use a glob such as 'path/**/*.npy'"
+            f"{place} holds no shards of a known format ({', '.join(format_names())}); it holds {_contents(paths)}; "
+            "name the format with format= if it has another suffix. Subdirectories are not searched: use a glob "
+            "such as 'path/**/*.npy'"
         )
-    return find_format(next(iter(counts)))
+    return next(iter(counts))
 
 
 _DIGITS = re.compile(r"(\d+)")

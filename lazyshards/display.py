@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 import numpy.typing as npt
 
-from lazyshards.layout import Decoded, Extents, Layout, Planes, Shard
+from lazyshards.layout import Decoded, Extents, Layout, Packed, Planes, Shard
 from lazyshards.plan import Capacity, ReadPlan
 from lazyshards.selection import Cell, Rows, Selection
 
@@ -258,7 +258,7 @@ def _aligned(lines: Sequence[Sequence[str]]) -> Iterator[str]:
         yield "  " + "  ".join([first, *[cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=False)]])
 
 
-_STORED = {Extents: "rows", Planes: "columns", Decoded: "encoded"}
+_STORED = {Packed: "rows", Extents: "rows", Planes: "columns", Decoded: "encoded"}
 
 
 def shards_text(shards: Sequence[Shard]) -> Iterator[str]:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from lazyshards.selection import Rows
 from lazyshards.storage.base import Stamp, Storage
 
-__all__ = ["Decoded", "Extent", "Extents", "Layout", "Planes", "Segment", "Shard", "Source"]
+__all__ = ["Decoded", "Extent", "Extents", "Layout", "Packed", "Planes", "Segment", "Shard", "Source"]
 
 
 class Extent(NamedTuple):
@@ -29,8 +29,15 @@ class Extent(NamedTuple):
     """First byte."""
 
 
+class Packed(NamedTuple):
+    """A shard whose rows follow each other as plain bytes in its own file: the core reads them, the format is not asked."""
+
+    offset: int
+    """First byte of the first row."""
+
+
 class Extents(NamedTuple):
-    """A shard whose rows are plain bytes: the core reads them, the format is not asked."""
+    """A shard whose rows are plain bytes in several runs, or in another file."""
 
     extents: tuple[Extent, ...]
     """In row order, without holes."""
@@ -59,7 +66,7 @@ class Decoded(NamedTuple):
     """Local rows at which the format's own blocks begin, if decoding from elsewhere costs more."""
 
 
-Source: TypeAlias = Extents | Planes | Decoded
+Source: TypeAlias = Packed | Extents | Planes | Decoded
 
 
 class Shard(NamedTuple):
@@ -136,16 +143,7 @@ class Layout:
         paths, rows, _, dtypes, stamps, sources = zip(*shards, strict=True)
         root = _common_root(paths)
         native = dtypes[0].newbyteorder("=")
-        offsets, odd = [], {}
-        for i, source in enumerate(sources):
-            offset = -1
-            if type(source) is Extents and len(source.extents) == 1:
-                first, count, path, start = source.extents[0]
-                if first == 0 and count == rows[i] and not path:
-                    offset = start
-            if offset < 0:
-                odd[i] = source
-            offsets.append(offset)
+        offsets = [source.offset if type(source) is Packed else -1 for source in sources]
         sizes, mtimes, inodes, etags = zip(*stamps, strict=True)
         return cls(
             format=format,
@@ -155,9 +153,9 @@ class Layout:
             root=root,
             names=tuple([path[len(root) :] for path in paths]),
             ends=np.cumsum(np.array(rows, np.int64)),
-            stamps=np.array([sizes, mtimes, [inode & _INT64 for inode in inodes]], np.int64).T.copy(),
+            stamps=np.array([sizes, mtimes, inodes], np.int64).T.copy(),
             offsets=np.array(offsets, np.int64),
-            sources=odd,
+            sources={i: source for i, source in enumerate(sources) if type(source) is not Packed},
             dtypes={i: dtype for i, dtype in enumerate(dtypes) if dtype is not native and dtype != native},
             etags=tuple(etags) if any(etags) else None,
         )
@@ -209,7 +207,7 @@ class Layout:
         """Return where the rows of a shard lie."""
         offset = int(self.offsets[shard])
         if offset >= 0:
-            return Extents((Extent(0, self.start_stop(shard)[1] - self.start_stop(shard)[0], "", offset),))
+            return Packed(offset)
         return self.sources[shard]
 
     def stored_dtype(self, shard: int) -> np.dtype[np.generic]:
@@ -339,9 +337,6 @@ class Layout:
     def shard_of(self, row: int) -> int:
         """Return the number of the shard that holds a global row."""
         return bisect_right(self.ends, row)  # type: ignore[type-var]  # an int64 array is ordered
-
-
-_INT64 = (1 << 63) - 1
 
 
 def _common_root(paths: Sequence[str]) -> str:

@@ -5,7 +5,7 @@ import numpy.typing as npt
 
 from lazyshards.access import Access, accesses
 from lazyshards.formats import find_format
-from lazyshards.layout import Decoded, Extents, Layout, Planes, Shard
+from lazyshards.layout import Decoded, Extents, Layout, Packed, Planes, Shard
 from lazyshards.selection import Cell, Rows, cell_index
 from lazyshards.storage.base import Part, Storage
 
@@ -42,7 +42,7 @@ def fill(out: npt.NDArray[np.generic], rows: Rows, layout: Layout, cell: Cell) -
         shard = shards[segment.shard]
         source = shard.source
         for access in accesses(shard, segment, layout, cell, contiguous):
-            if type(source) is Extents:
+            if type(source) is Packed or type(source) is Extents:
                 queue.add(access, shard)
             elif type(source) is Planes:
                 _fill_planes(out, access, shard, source, layout.storage, cell)

@@ -50,8 +50,7 @@ class RangeServer:
         self._lock = threading.Lock()
         self._now = 0
         handler = type("Handler", (_Handler,), {"owner": self})
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        self._server.daemon_threads = True
+        self._server = _Quiet(("127.0.0.1", 0), handler)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
         self._thread.start()
         self.url = f"http://127.0.0.1:{self._server.server_port}"
@@ -89,6 +88,14 @@ class RangeServer:
                 self._now -= 1
 
 
+class _Quiet(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+    def handle_error(self, request, client_address):
+        """Say nothing of connections that a client, or a fault, has broken."""
+
+
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
@@ -116,6 +123,8 @@ class _Handler(BaseHTTPRequestHandler):
                 self._plain(302, b"", Location=owner.redirects[path])
             elif path.endswith("/"):
                 self._page(path, body=body)
+            elif path not in owner.files and any(name.startswith(f"{path}/") for name in owner.files):
+                self._plain(301, b"", Location=f"{path}/")
             elif path not in owner.files:
                 self._plain(404, b"")
             else:
@@ -172,9 +181,9 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if fault in {"reset", "short"}:
             chunk = chunk[: len(chunk) // 2]
-        self.wfile.write(chunk)
         with owner._lock:
             owner.sent_nbytes += len(chunk)
+        self.wfile.write(chunk)
         if fault in {"reset", "short"}:
             self._break(reset=fault == "reset")
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import io
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -16,7 +17,7 @@ from lazyshards.storage.changes import report_change
 from lazyshards.storage.listing import find_entries
 from lazyshards.storage.mounts import Mount, find_mount, parse_name, stamp_of
 from lazyshards.storage.ranges import Request, coalesce
-from lazyshards.storage.readers import Reply, async_reader, read_blocking
+from lazyshards.storage.readers import MOST_WHOLE_NBYTES, Reply, async_reader, host_of, read_blocking
 from lazyshards.storage.retry import Retry, is_missing, is_transient
 from lazyshards.storage.secrets import Vault, mask, secrets_of
 
@@ -155,6 +156,10 @@ class FsspecStorage:
     def open(self, path: str) -> BinaryIO:
         """Return the file, open for reading."""
         mount, inner = self._locate(path)
+        if inner.startswith(("http://", "https://")):
+            self.fetch([(path, 0, 1)])  # tells whether the server serves ranges
+            if host_of(inner) in mount.without_ranges:
+                return io.BytesIO(self.fetch([(path, 0, MOST_WHOLE_NBYTES)])[0])
         return cast("BinaryIO", self._ask_blocking(mount, path, "opened", lambda: mount.fs.open(inner, "rb")))
 
     def local_path(self, path: str) -> str | None:  # noqa: ARG002
@@ -182,7 +187,7 @@ class FsspecStorage:
         if not parts:
             return []
         mount, inner = self._locate(parts[0].path)
-        if mount.without_ranges and inner.partition("://")[2].partition("/")[0] in mount.without_ranges:
+        if host_of(inner) in mount.without_ranges:
             return coalesce(parts, 1 << 62, 1 << 62)  # one answer is the whole file, whatever is asked
         return coalesce(parts, self.gap_nbytes, self.request_nbytes)
 

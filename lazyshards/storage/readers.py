@@ -10,10 +10,24 @@ from fsspec.spec import AbstractBufferedFile
 from lazyshards.storage.base import Stamp
 from lazyshards.storage.mounts import Mount, stamp_of
 
-__all__ = ["AsyncReader", "BadReplyError", "Reply", "ShortReplyError", "async_reader", "read_blocking"]
+__all__ = [
+    "MOST_WHOLE_NBYTES",
+    "AsyncReader",
+    "BadReplyError",
+    "Reply",
+    "ShortReplyError",
+    "async_reader",
+    "host_of",
+    "read_blocking",
+]
 
-_MOST_WHOLE_NBYTES = 256 << 20
+MOST_WHOLE_NBYTES = 256 << 20
 """Bytes of the longest file that is read whole because its server serves no ranges."""
+
+
+def host_of(url: str) -> str:
+    """Return the host, and port, of a URL."""
+    return url.partition("://")[2].partition("/")[0]
 
 
 class Reply(NamedTuple):
@@ -104,7 +118,7 @@ async def _receive(content: Any, start: int, expected: int, into: memoryview | N
 
 async def _read_http(mount: Mount, url: str, start: int, stop: int, into: memoryview | None) -> Reply:
     fs = mount.fs
-    host = url.partition("://")[2].partition("/")[0]
+    host = host_of(url)
     session = await fs.set_session()
     options = dict(fs.kwargs)
     headers = {**options.pop("headers", {}), "Accept-Encoding": "identity"}
@@ -148,7 +162,7 @@ async def _from_whole(answer: Any, start: int, stop: int, etag: str, modified: s
     if length.isdecimal():
         size = int(length)
         until = min(stop, size)
-        if until > _MOST_WHOLE_NBYTES:
+        if until > MOST_WHOLE_NBYTES:
             raise BadReplyError(
                 f"the server serves no ranges, and the file of {size:,} bytes is too long to be read whole for each "
                 'request; read it through a local cache: put "simplecache::" before its URL'
@@ -165,7 +179,7 @@ async def _from_whole(answer: Any, start: int, stop: int, etag: str, modified: s
         data = bytearray()
         while chunk := await answer.content.readany():
             data += chunk
-            if len(data) > _MOST_WHOLE_NBYTES:
+            if len(data) > MOST_WHOLE_NBYTES:
                 raise BadReplyError("the server serves no ranges and does not tell the file's size")
         size = len(data)
     wanted = memoryview(data)[start:stop]

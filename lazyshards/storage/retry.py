@@ -81,7 +81,7 @@ def status_of(exc: BaseException) -> int | None:
     for _ in range(4):
         if seen is None:
             return None
-        status = getattr(seen, "status", None) or getattr(seen, "code", None)
+        status = getattr(seen, "status", None)
         response = getattr(seen, "response", None)
         if isinstance(response, dict):  # botocore
             status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")

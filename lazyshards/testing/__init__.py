@@ -240,6 +240,7 @@ class RecordingStorage:
         return self.inner.local_path(path)
 
 
+@dataclass(frozen=True, slots=True)
 class RaisingStorage:
     """A storage that raises on every read: what works on it reads nothing.
 
@@ -255,13 +256,35 @@ class RaisingStorage:
     """
 
     on_change: OnChange = "raise"
-    gap_nbytes = 16 << 10
-    window_nbytes = 512 << 10
+    """What it would do about a changed shard, if it read one."""
+    gap_nbytes: int = 16 << 10
+    """Gap of local files."""
+    window_nbytes: int = 512 << 10
+    """Window of local files."""
 
-    def _refuse(self, *_: object) -> NoReturn:
+    def find(self, path: str) -> NoReturn:  # noqa: ARG002  # as a storage has it
+        """Refuse."""
         raise AssertionError("data was read")
 
-    find = heads = fetch = fetch_into = open = local_path = _refuse
+    def heads(self, paths: Sequence[str], nbytes: int) -> NoReturn:  # noqa: ARG002  # as a storage has it
+        """Refuse."""
+        raise AssertionError("data was read")
+
+    def fetch(self, ranges: Sequence[tuple[str, int, int]]) -> NoReturn:  # noqa: ARG002  # as a storage has it
+        """Refuse."""
+        raise AssertionError("data was read")
+
+    def fetch_into(self, parts: Sequence[Part]) -> NoReturn:  # noqa: ARG002  # as a storage has it
+        """Refuse."""
+        raise AssertionError("data was read")
+
+    def open(self, path: str) -> NoReturn:  # noqa: ARG002  # as a storage has it
+        """Refuse."""
+        raise AssertionError("data was read")
+
+    def local_path(self, path: str) -> NoReturn:  # noqa: ARG002  # as a storage has it
+        """Refuse."""
+        raise AssertionError("data was read")
 
 
 def with_storage(dataset: ShardedDataset, storage: Storage) -> ShardedDataset:

@@ -1,3 +1,525 @@
-from tests.servers import RangeServer
-def test_x():
-    """x"""
+"""Remote storage against real servers on loopback, which count what they are asked and fail as they are told."""
+
+import os
+import pickle
+import signal
+import threading
+import zipfile
+from pathlib import Path
+from types import MappingProxyType
+
+import fsspec
+import numpy as np
+import pytest
+
+from lazyshards import open_shards
+from lazyshards.errors import ShardChangedError, ShardChangedWarning, ShardReadError, ShardsNotFoundError
+from lazyshards.storage import LocalStorage, Part, open_storage
+from lazyshards.storage.fsspec_storage import FsspecStorage
+from lazyshards.storage.retry import Retry
+from lazyshards.testing import StorageConformance, assert_same, example_array, npy_bytes
+from tests.servers import RangeServer, S3Server
+
+pytestmark = [pytest.mark.network, pytest.mark.usefixtures("on_numpy")]
+pytest.importorskip("aiohttp", reason="aiohttp is not installed: no HTTP")
+
+QUICK = Retry(tries=4, first_seconds=0.001, most_seconds=0.01)
+NONE_AT_ALL = Retry(tries=1)
+
+
+@pytest.fixture
+def http():
+    """Give an HTTP server."""
+    with RangeServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def _s3():
+    pytest.importorskip("moto", reason="moto is not installed: no S3 server")
+    pytest.importorskip("s3fs", reason="s3fs is not installed: no S3")
+    with S3Server() as server:
+        yield server
+
+
+@pytest.fixture
+def s3(_s3, request):
+    """Give an S3 server, and the URL of a place in it that is this test's own."""
+    _s3.fault = lambda seen, number: None
+    _s3.forget()
+    yield _s3
+    _s3.fault = lambda seen, number: None
+
+
+def shards_of(whole, *cuts):
+    """Return the files of an array that is cut into shards."""
+    return {f"shard_{i}.npy": npy_bytes(rows) for i, rows in enumerate(np.split(whole, list(cuts)))}
+
+
+def parts_of(storage, wanted):
+    """Return parts for each (path, offset, nbytes) and the buffers that they fill."""
+    paths = list(dict.fromkeys(path for path, _, _ in wanted))
+    stamps = {path: head.stamp for path, head in zip(paths, storage.heads(paths, 1), strict=True)}
+    buffers = [bytearray(nbytes) for _, _, nbytes in wanted]
+    return [
+        Part(path, stamps[path], offset, memoryview(out))
+        for (path, offset, _), out in zip(wanted, buffers, strict=True)
+    ], buffers
+
+
+# ------------------------------------------------------------------------------------------- conformance
+
+
+class TestLocal(StorageConformance):
+    def make(self, root, files):
+        for name, data in files.items():
+            (root / name).write_bytes(data)
+        return LocalStorage(), str(root)
+
+    def change(self, path, data):
+        Path(path).write_bytes(data)
+
+
+class TestMemory(StorageConformance):
+    @pytest.fixture(autouse=True)
+    def _clean(self, tmp_path):
+        yield
+        fs = fsspec.filesystem("memory")
+        if fs.exists(str(tmp_path)):
+            fs.rm(str(tmp_path), recursive=True)
+
+    def make(self, root, files):
+        fsspec.filesystem("memory").pipe({f"{root}/{name}": data for name, data in files.items()})
+        storage, (place,) = open_storage([f"memory:/{root}"], None, "raise")
+        return storage, place
+
+    def change(self, path, data):
+        fsspec.filesystem("memory").pipe(path, data)
+
+
+class TestZip(StorageConformance):
+    compression = zipfile.ZIP_STORED
+
+    def make(self, root, files):
+        self.archive = root / "a.zip"
+        self.files = {f"set/{name}": data for name, data in files.items()}
+        self._write()
+        storage, (place,) = open_storage([f"zip://set::file://{self.archive}"], None, "raise")
+        return storage, place
+
+    def change(self, path, data):
+        self.files[path.rpartition("zip://")[2]] = data
+        self._write()
+
+    def _write(self):
+        new = self.archive.with_suffix(".new")
+        with zipfile.ZipFile(new, "w", self.compression) as archive:
+            archive.writestr("readme.txt", "hello")
+            for name, data in self.files.items():
+                archive.writestr(name, data)
+        new.replace(self.archive)
+
+
+class TestDeflatedZip(TestZip):
+    compression = zipfile.ZIP_DEFLATED
+
+
+class TestHttp(StorageConformance):
+    options = MappingProxyType({})
+
+    @pytest.fixture(autouse=True)
+    def _server(self):
+        with RangeServer(**self.options) as self.server:
+            yield
+
+    def make(self, root, files):
+        self.server.files = {f"/set/{name}": data for name, data in files.items()}
+        storage, (place,) = open_storage([f"{self.server.url}/set/"], None, "raise")
+        return storage, place.rstrip("/")
+
+    def change(self, path, data):
+        self.server.files[path.removeprefix(self.server.url)] = data
+        self.server.modified += 1
+
+
+class TestHttpWithoutRanges(TestHttp):
+    options = MappingProxyType({"ranges": False})
+
+
+class TestHttpWithoutLengths(TestHttp):
+    options = MappingProxyType({"ranges": False, "lengths": False})
+
+
+class TestHttpWithoutTags(TestHttp):
+    options = MappingProxyType({"tags": False})
+
+
+class TestS3(StorageConformance):
+    @pytest.fixture(autouse=True)
+    def _server(self, s3):
+        self.server = s3
+
+    def make(self, root, files):
+        self.server.put("lake", {f"{root.name}/set/{name}": data for name, data in files.items()})
+        storage, (place,) = open_storage([f"s3://lake/{root.name}/set"], self.server.options, "raise")
+        return storage, place
+
+    def change(self, path, data):
+        self.server.put("lake", {path.removeprefix("s3://lake/"): data})
+
+
+# ------------------------------------------------------------------------------------------- datasets
+
+
+def test_memory_and_zip(tmp_path):
+    """Exact rows from memory:// and zip://, as directory, glob and list, stored and compressed."""
+    whole = example_array((45, 3), "f4")
+    files = shards_of(whole, 3, 10, 20)
+    fs = fsspec.filesystem("memory")
+    fs.pipe({f"/{tmp_path.name}/set/{name}": data for name, data in files.items()})
+    urls = [f"memory://{tmp_path.name}/set{end}" for end in ("", "/", "/shard_*.npy")]
+    for name, compression in (("stored", zipfile.ZIP_STORED), ("deflated", zipfile.ZIP_DEFLATED)):
+        with zipfile.ZipFile(tmp_path / f"{name}.zip", "w", compression) as archive:
+            archive.writestr("readme.txt", "hello")
+            for file, data in reversed(files.items()):
+                archive.writestr(f"set/{file}", data)
+        urls += [f"zip://set{end}::file://{tmp_path}/{name}.zip" for end in ("", "/shard_*.npy")]
+    for url in urls:
+        ds = open_shards(url)
+        assert_same(ds.compute(), whole)
+        assert_same(ds[8:22].compute(), whole[8:22])
+    paths = [f"memory://{tmp_path.name}/set/shard_{i}.npy" for i in (2, 0)]
+    assert_same(open_shards(paths).compute(), np.concatenate([whole[10:20], whole[:3]]))
+    with pytest.raises(ShardsNotFoundError, match="none"):
+        open_shards(f"memory://{tmp_path.name}/none")
+    fs.rm(f"/{tmp_path.name}", recursive=True)
+
+
+def test_zip_from_many_threads(tmp_path):
+    """Threads that read one archive at a time each get their own member's rows."""
+    whole = example_array((4000, 5), "i4")
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for file, data in shards_of(whole, *range(250, 4000, 250)).items():
+            archive.writestr(f"set/{file}", data)
+    ds = open_shards(f"zip://set::file://{tmp_path}/a.zip")
+    wrong = []
+
+    def read(seed):
+        draws = np.random.default_rng(seed)
+        for _ in range(10):
+            start, stop = sorted(draws.integers(0, 4001, 2))
+            if not np.array_equal(ds[start:stop].compute(), whole[start:stop]):
+                wrong.append((start, stop))
+
+    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_more_than_a_thousand_objects(s3):
+    """A listing goes on after its first page, and the object that marks the directory is no shard."""
+    s3.put("pages", {"set/": b"", **{f"set/part-{i:04d}.bin": b"%04d" % i for i in range(1005)}})
+    storage, (place,) = open_storage(["s3://pages/set"], s3.options, "raise")
+    s3.forget()
+    kind, entries = storage.find(place)
+    assert (kind, len(entries)) == ("directory", 1005)
+    assert len(s3.seen) <= 4  # what is it, is it a directory, and two pages
+
+
+def test_listings_of_s3_are_fresh(s3):
+    """What another client uploaded, deleted or overwrote is seen by the next listing."""
+    whole = example_array((9, 3), "f4")
+    s3.put("fresh", {f"set/shard_{i}.npy": npy_bytes(whole[i : i + 1]) for i in range(3)})
+    for url in ("s3://fresh/set", "s3://fresh/set/*.npy"):
+        assert len(open_shards(url, storage_options=s3.options)) == 3
+        s3.put("fresh", {"set/shard_3.npy": npy_bytes(whole[3:5])})
+        assert len(open_shards(url, storage_options=s3.options)) == 5
+        s3.client.delete_object(Bucket="fresh", Key="set/shard_3.npy")
+        assert len(open_shards(url, storage_options=s3.options)) == 3
+    s3.put("fresh", {"set/shard_2.npy": npy_bytes(whole[2:6])})
+    assert_same(open_shards("s3://fresh/set/", storage_options=s3.options).compute(), whole[:6])
+
+
+@pytest.mark.parametrize("ranges", [True, False], ids=["ranges", "no ranges"])
+def test_http_dataset(http, ranges):
+    """Exact rows over HTTP, from a page of links, a pattern, one file, and a list."""
+    http.ranges = ranges
+    whole = example_array((45, 3), "f4")
+    http.files = {f"/set/{name}": data for name, data in shards_of(whole, 3, 10, 20).items()}
+    for url in (f"{http.url}/set/", f"{http.url}/set/shard_*.npy"):
+        assert_same(open_shards(url).compute(), whole)
+    assert_same(open_shards(f"{http.url}/set/shard_1.npy").compute(), whole[3:10])
+    paths = [f"{http.url}/set/shard_{i}.npy" for i in (2, 0)]
+    assert_same(open_shards(paths)[5:12].compute(), np.concatenate([whole[15:20], whole[:2]]))
+
+
+# ------------------------------------------------------------------------------------------- cost
+
+
+def test_cost_over_http(http):
+    """Opening costs a listing and a request a shard; a slice costs a request a shard and its own bytes; no HEAD."""
+    whole = example_array((4000, 64), "f4")
+    http.files = {f"/set/{name}": data for name, data in shards_of(whole, 1000, 2000, 3000).items()}
+    ds = open_shards(f"{http.url}/set/")
+    assert len(http.gets) == 1 + 4
+    http.forget()
+    assert_same(ds[900:1100].compute(), whole[900:1100])
+    assert [seen.method for seen in http.seen] == ["GET", "GET"]
+    assert http.sent_nbytes == 200 * 256
+
+
+def test_cost_on_s3(s3):
+    """Opening costs a listing and a request a shard; a slice costs a request a shard; no HEAD where none is needed."""
+    whole = example_array((4000, 64), "f4")
+    s3.put("cost", {f"set/{name}": data for name, data in shards_of(whole, 1000, 2000, 3000).items()})
+    open_shards("s3://cost/set", storage_options=s3.options)
+    s3.forget()
+    ds = open_shards("s3://cost/set", storage_options=s3.options)
+    assert sum(seen.path.endswith(".npy") for seen in s3.seen) == 4
+    assert len(s3.seen) <= 4 + 3
+    s3.forget()
+    assert_same(ds[900:1100].compute(), whole[900:1100])
+    assert [seen.method for seen in s3.seen] == ["GET", "GET"]
+
+
+def test_gaps_are_read_over(http):
+    """Ranges within the gap limit are one request, with at most that many bytes too many; others are not."""
+    http.files = {"/a.bin": bytes(1 << 20)}
+    storage = FsspecStorage(gap_nbytes=1000)
+    url = f"{http.url}/a.bin"
+    parts, _ = parts_of(storage, [(url, 0, 100), (url, 1100, 100), (url, 2201, 100)])
+    http.forget()
+    storage.fetch_into(parts)
+    assert sorted(seen.range for seen in http.seen) == ["bytes=0-1199", "bytes=2201-2300"]
+
+
+def test_long_ranges_are_split(http):
+    """A range above the limit is several requests, at most so many at a time as are allowed."""
+    data = np.random.default_rng(0).bytes(1 << 20)
+    http.files = {"/a.bin": data}
+    http.fault = lambda seen, number: "slow"
+    storage = FsspecStorage(request_nbytes=100_000, concurrency=4)
+    parts, (buffer,) = parts_of(storage, [(f"{http.url}/a.bin", 5, 1_000_000)])
+    http.forget()
+    storage.fetch_into(parts)
+    assert buffer == data[5:1_000_005]
+    assert len(http.seen) == 10
+    assert 2 <= http.most_at_a_time <= 4
+    assert http.sent_nbytes == 1_000_000
+
+
+def test_ranges_that_a_server_ignores_are_one_request(http):
+    """Where each answer is the whole file anyway, it is asked for once a call, not once a range."""
+    http.ranges = False
+    http.files = {"/a.bin": bytes(range(256)) * 1000}
+    storage = FsspecStorage(request_nbytes=1000, gap_nbytes=10)
+    url = f"{http.url}/a.bin"
+    parts, buffers = parts_of(storage, [(url, 5000, 3000), (url, 200_000, 10)])
+    http.forget()
+    storage.fetch_into(parts)
+    assert len(http.seen) == 1
+    assert buffers[0] == http.files["/a.bin"][5000:8000]
+    assert buffers[1] == http.files["/a.bin"][200_000:200_010]
+
+
+def test_a_range_answered_whole_now_and_then(http):
+    """A server that ignores some ranges gives no wrong byte."""
+    data = np.random.default_rng(0).bytes(5000)
+    http.files = {"/a.bin": data}
+    http.fault = lambda seen, number: "whole" if number % 3 == 1 else None
+    storage = FsspecStorage(request_nbytes=500)
+    parts, (buffer,) = parts_of(storage, [(f"{http.url}/a.bin", 700, 4000)])
+    storage.fetch_into(parts)
+    assert buffer == data[700:4700]
+
+
+def test_redirects(http):
+    """A file and a directory that lie elsewhere are found there."""
+    whole = example_array((20, 3), "f4")
+    http.files = {f"/new/{name}": data for name, data in shards_of(whole, 8).items()}
+    http.redirects = {"/old/shard_0.npy": "/new/shard_0.npy", "/new": "/new/"}
+    assert_same(open_shards(f"{http.url}/old/shard_0.npy").compute(), whole[:8])
+    assert_same(open_shards(f"{http.url}/new").compute(), whole)
+
+
+# ------------------------------------------------------------------------------------------- faults
+
+
+@pytest.mark.parametrize("fault", ["reset", "short", "close", "slow", 503, 429, 500])
+def test_passing_faults_of_http(http, fault):
+    """A reset, a short body, a silent or slow server and a busy one are got over; every byte is right."""
+    data = np.random.default_rng(0).bytes(200_000)
+    http.files = {"/a.bin": data}
+    storage = FsspecStorage(request_nbytes=50_000, retry=QUICK)
+    parts, (buffer,) = parts_of(storage, [(f"{http.url}/a.bin", 100, 180_000)])
+    http.forget()
+    http.fault = lambda seen, number: fault if number in {0, 2} else None
+    storage.fetch_into(parts)
+    assert buffer == data[100:180_100]
+
+
+@pytest.mark.parametrize("fault", ["reset", "short", "close", 503])
+def test_faults_that_stay_are_told(http, fault):
+    """A fault that does not pass is an error with the URL and what was tried, and the other requests end."""
+    http.files = {"/a.bin": bytes(200_000)}
+    storage = FsspecStorage(request_nbytes=50_000, retry=QUICK)
+    parts, _ = parts_of(storage, [(f"{http.url}/a.bin", 0, 200_000)])
+    before = threading.active_count()
+    http.fault = lambda seen, number: fault
+    with pytest.raises(ShardReadError, match=r"/a\.bin' cannot be read: .*tried 4 times"):
+        storage.fetch_into(parts)
+    http.fault = lambda seen, number: None
+    storage.fetch_into(parts)
+    assert threading.active_count() <= before + 20  # the server's; ours are counted below
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("lazyshards")]
+
+
+@pytest.mark.parametrize(("status", "match"), [(403, "permission denied"), (404, "not there"), (400, "400")])
+def test_permanent_faults_are_not_tried_again(http, status, match):
+    """What is forbidden, missing or wrong is told after one request."""
+    http.files = {"/a.bin": bytes(1000)}
+    storage = FsspecStorage(retry=QUICK)
+    parts, _ = parts_of(storage, [(f"{http.url}/a.bin", 0, 1000)])
+    http.forget()
+    http.fault = lambda seen, number: status
+    with pytest.raises(ShardReadError, match=rf"a\.bin' cannot be read: .*{match}"):
+        storage.fetch_into(parts)
+    assert len(http.seen) == 1
+
+
+def test_opening_gets_over_faults(http):
+    """A listing and headers that fail in passing are asked for again."""
+    whole = example_array((20, 3), "f4")
+    http.files = {f"/set/{name}": data for name, data in shards_of(whole, 8).items()}
+    http.fault = lambda seen, number: 503 if number % 2 == 0 else None
+    storage, (place,) = open_storage([f"{http.url}/set/"], None, "raise")
+    assert len(storage.find(place)[1]) == 2
+
+
+@pytest.mark.parametrize("fault", [503, 500, "short"])
+def test_passing_faults_of_s3(s3, fault):
+    """SlowDown, InternalError and a short body are got over."""
+    data = np.random.default_rng(0).bytes(100_000)
+    s3.put("faults", {"a.bin": data})
+    storage = FsspecStorage(s3.options, request_nbytes=30_000, retry=QUICK)
+    parts, (buffer,) = parts_of(storage, [("s3://faults/a.bin", 100, 90_000)])
+    s3.forget()
+    s3.fault = lambda seen, number: fault if number in {0, 2} else None
+    storage.fetch_into(parts)
+    assert buffer == data[100:90_100]
+
+
+def test_permanent_faults_of_s3(s3):
+    """A forbidden object is told at once, with its URL and without the keys."""
+    s3.put("faults", {"a.bin": bytes(1000)})
+    storage = FsspecStorage(s3.options, retry=QUICK)
+    parts, _ = parts_of(storage, [("s3://faults/a.bin", 0, 1000)])
+    s3.forget()
+    s3.fault = lambda seen, number: 403
+    with pytest.raises(ShardReadError, match=r"s3://faults/a\.bin' cannot be read: permission denied") as caught:
+        storage.fetch_into(parts)
+    assert len(s3.seen) == 1
+    assert "planted" not in str(caught.value).lower()
+
+
+# ------------------------------------------------------------------------------------------- changes
+
+
+def test_an_object_replaced_while_it_is_read(http):
+    """Old and new bytes of a file never come together: the change is seen in the answers themselves."""
+    http.files = {"/a.bin": bytes(1000)}
+    storage = FsspecStorage(request_nbytes=100, concurrency=1)
+    parts, _ = parts_of(storage, [(f"{http.url}/a.bin", 0, 1000)])
+    http.forget()
+
+    def fault(seen, number):
+        if number == 5:
+            http.files["/a.bin"] = bytes([1]) * 1000
+
+    http.fault = fault
+    with pytest.raises(ShardChangedError, match=r"a\.bin.*written to"):
+        storage.fetch_into(parts)
+
+
+def test_policies(http):
+    """A changed file is refused, read with a warning, or read."""
+    http.files = {"/a.bin": b"0123"}
+    url = f"{http.url}/a.bin"
+    parts, (buffer,) = parts_of(FsspecStorage(), [(url, 0, 4)])
+    http.files["/a.bin"] = b"4567"
+    with pytest.raises(ShardChangedError):
+        FsspecStorage().fetch_into(parts)
+    with pytest.warns(ShardChangedWarning, match=r"a\.bin"):
+        FsspecStorage(on_change="warn").fetch_into(parts)
+    assert buffer == b"4567"
+    FsspecStorage(on_change="ignore").fetch_into(parts)
+    http.files["/a.bin"] = b"89"
+    with pytest.raises(ShardReadError, match="truncated"):
+        FsspecStorage(on_change="ignore").fetch_into(parts)
+
+
+# ------------------------------------------------------------------------------------------- processes
+
+
+def test_interrupt(http):
+    """An interrupt ends a read at once, and the storage works afterwards."""
+    http.files = {"/a.bin": bytes(1000)}
+    storage = FsspecStorage()
+    parts, _ = parts_of(storage, [(f"{http.url}/a.bin", 0, 1000)])
+    release = threading.Event()
+
+    def fault(seen, number):
+        os.kill(os.getpid(), signal.SIGINT)
+        release.wait(5)
+
+    http.fault = fault
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            storage.fetch_into(parts)
+    finally:
+        http.fault = lambda seen, number: None
+        release.set()
+    storage.fetch_into(parts)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")  # the very thing that is tested
+def test_a_forked_process_reads_over_its_own_connections(http):
+    """Parent and child read at the same time after a fork, each the right bytes."""
+    data = np.random.default_rng(0).bytes(100_000)
+    http.files = {"/a.bin": data}
+    url = f"{http.url}/a.bin"
+    storage = FsspecStorage(request_nbytes=5000)
+    assert storage.fetch([(url, 7, 50_000)]) == [data[7:50_007]]
+    pid = os.fork()
+    if not pid:
+        right = all(storage.fetch([(url, i, 50_000)]) == [data[i : i + 50_000]] for i in range(5))
+        os._exit(0 if right else 1)
+    assert all(storage.fetch([(url, i, 50_000)]) == [data[i : i + 50_000]] for i in range(5))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_local_caches(http, tmp_path):
+    """A cache of fsspec's before the URL keeps files here: the second read asks the server for no data."""
+    whole = example_array((20, 3), "f4")
+    http.files = {f"/set/{name}": data for name, data in shards_of(whole, 8).items()}
+    options = MappingProxyType({"simplecache": {"cache_storage": str(tmp_path)}})
+    urls = [f"simplecache::{http.url}/set/shard_{i}.npy" for i in range(2)]
+    ds = open_shards(urls, storage_options=options)
+    assert_same(ds.compute(), whole)
+    http.forget()
+    assert_same(ds.compute(), whole)
+    assert http.gets == []
+
+
+def test_a_dataset_travels(s3):
+    """A dataset over S3 pickles, options included, and its text holds none of them."""
+    whole = example_array((20, 3), "f4")
+    s3.put("travel", {f"set/{name}": data for name, data in shards_of(whole, 8).items()})
+    ds = open_shards("s3://travel/set", storage_options=s3.options)
+    again = pickle.loads(pickle.dumps(ds))  # noqa: S301  # our own
+    assert_same(again[3:15].compute(), whole[3:15])
+    assert "planted" not in (repr(again) + str(again)).lower()

@@ -46,10 +46,10 @@ def failing():
     """Give the file system that fails, with one file in it."""
     fsspec.register_implementation("failing", Failing, clobber=True)
     Failing.faults = []
-    Failing(skip_instance_cache=True).pipe("/failing/a.bin", b"0123456789")
+    Failing(skip_instance_cache=True).pipe("failing://failing/a.bin", b"0123456789")
     Failing.tries = 0
     yield Failing
-    Failing.store.pop("/failing/a.bin", None)
+    Failing(skip_instance_cache=True).rm("failing://failing/a.bin")
 
 
 @pytest.mark.parametrize(
