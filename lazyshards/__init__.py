@@ -6,6 +6,7 @@
 """
 
 from lazyshards import formats
+from lazyshards._version import __version__ as __version__
 from lazyshards.dataset import ShardedDataset, open_shards
 from lazyshards.engines import set_engine
 from lazyshards.errors import (
@@ -27,8 +28,6 @@ from lazyshards.errors import (
 )
 from lazyshards.layout import Shard
 from lazyshards.plan import ReadPlan
-
-from lazyshards._version import __version__
 
 SUPPORTED_FORMATS = formats.format_names()
 """Names of the formats that ``open_shards`` reads."""

@@ -61,10 +61,10 @@ def accesses(shard: Shard, segment: Segment, layout: Layout, cell: Cell, contigu
     """
     gap_nbytes = layout.storage.gap_nbytes
     source = shard.source
-    if type(source) is Packed or type(source) is Extents:
+    if isinstance(source, Packed | Extents):
         whole = is_whole(cell, shard.row_shape)
         same = contiguous and shard.dtype == layout.dtype
-        extents = source.extents if type(source) is Extents else (Extent(0, shard.rows, "", source.offset),)
+        extents = (Extent(0, shard.rows, "", source.offset),) if isinstance(source, Packed) else source.extents
         for first, rows, path, offset in extents:
             local, a, b = _overlap(segment.local, first, first + rows)
             if b > a:

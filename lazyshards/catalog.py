@@ -100,17 +100,15 @@ def _path_list(path: object) -> list[str] | None:
 def _search(place: str, storage: Storage, chosen: Format | None) -> tuple[list[str], Format]:
     """Return the shards that one path names, and their format."""
     kind, entries = storage.find(place)
-    if kind == "directory":
-        store = chosen or format_of_name(place)
-        if store is not None and store.directories and not any(format_of_name(entry.path) is store for entry in entries):
-            return [place], store
+    store = chosen or format_of_name(place)
+    if kind == "directory" and store is not None and store.directories and not _holds(entries, store):
+        return [place], store
     if kind == "missing":
         raise ShardsNotFoundError(f"{place!r} does not exist" + _nearby(place))
     if kind == "file":
         return [place], chosen or _tell_format([place], [format_of_name(place)], storage, repr(place))
-    if kind == "glob":
-        if not entries:
-            raise ShardsNotFoundError(f"nothing matches {place!r}")
+    if kind == "glob" and not entries:
+        raise ShardsNotFoundError(f"nothing matches {place!r}")
     entries, known = _sift(entries, place if kind == "glob" else "")
     if chosen is None:
         chosen = _tell_format([entry.path for entry in entries], known, storage, repr(place))
@@ -123,8 +121,13 @@ def _search(place: str, storage: Storage, chosen: Format | None) -> tuple[list[s
         faults = [Fault(path, f"is {is_what}, expected {expected} of format {chosen.name}") for path in mistaken]
         raise LayoutError(describe_faults(faults, f"{place!r} holds names like those of shards"))
     if not wanted:
-        raise ShardsNotFoundError(f"{place!r} holds no {chosen.name} shards; it holds {_contents([entry.path for entry in entries])}")
+        held = _contents([entry.path for entry in entries])
+        raise ShardsNotFoundError(f"{place!r} holds no {chosen.name} shards; it holds {held}")
     return [entry.path for entry in wanted], chosen
+
+
+def _holds(entries: Sequence[Entry], format: Format) -> bool:
+    return any([format_of_name(entry.path) is format for entry in entries])
 
 
 def _name(path: str) -> str:
@@ -186,23 +189,20 @@ def _tell_format(paths: Sequence[str], known: Sequence[Format | None], storage: 
             raise kind(f"{paths[0]!r} cannot be read: {error.strerror or error}") from error
         known = [format_of_bytes(head.data) for head in heads]
         counts = Counter(known)
-    del counts[None]
-    if len(counts) > 1:
-        mixture = ", ".join(
-            f"{count:,} {format.name} ({paths[known.index(format)]!r})"
-            for format, count in sorted(counts.items(), key=lambda item: item[0].name)
-        )
-        raise FormatError(
-            f"{place} holds shards of several formats: {mixture}; choose one with format=, for example "
-            f"format={min(format.name for format in counts)!r}"
-        )
-    if not counts:
+    formats = sorted([format for format in counts if format is not None], key=lambda kind: kind.name)
+    if not formats:
         raise ShardsNotFoundError(
             f"{place} holds no shards of a known format ({', '.join(format_names())}); it holds {_contents(paths)}; "
             "name the format with format= if it has another suffix. Subdirectories are not searched: use a glob "
             "such as 'path/**/*.npy'"
         )
-    return next(iter(counts))
+    if len(formats) > 1:
+        mixture = ", ".join(f"{counts[format]:,} {format.name} ({paths[known.index(format)]!r})" for format in formats)
+        raise FormatError(
+            f"{place} holds shards of several formats: {mixture}; choose one with format=, for example "
+            f"format={formats[0].name!r}"
+        )
+    return formats[0]
 
 
 _DIGITS = re.compile(r"(\d+)")
@@ -287,7 +287,7 @@ def _check_sequence(paths: Sequence[str], numbers: Sequence[int], texts: tuple[s
         return
     width = len(_DIGITS.match(paths[0], len(texts[0]))[1])  # type: ignore[index]  # it matched before
     zeros = any(_DIGITS.match(path, len(texts[0]))[1].startswith("0") for path in paths)  # type: ignore[index]
-    missing = []
+    missing: list[str] = []
     number = low
     while len(missing) < 10 and number <= high:
         if number not in present:

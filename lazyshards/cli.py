@@ -238,7 +238,7 @@ def _plain_warnings() -> Iterator[None]:
     """Show the package's warnings as one line each."""
     shown = warnings.showwarning
 
-    def show(  # noqa: PLR0917 (the signature is that of the warnings module)
+    def show(
         message: Warning | str,
         category: type[Warning],
         filename: str,

@@ -277,7 +277,7 @@ class ShardedDataset:
         result: npt.NDArray[np.generic] = self.compute(engine="numpy")
         return result
 
-    def __array__(self, dtype: npt.DTypeLike = None, copy: bool | None = None) -> npt.NDArray[np.generic]:
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[np.generic]:
         """Read what is selected into a NumPy array, for np.asarray()."""
         if copy is False:
             raise ValueError("reading a dataset always makes a new array: copy=False cannot be kept")
@@ -310,4 +310,4 @@ class ShardedDataset:
     def explain(self, engine: str | None = None) -> None:
         """Print the plan for a person."""
         name = choose_engine(engine or self._engine, self.dtype, self.ndim)
-        print(display.plan_text(self.plan(name), name, find_engine(name).capacity(), len(self._layout)))
+        print(display.plan_text(self.plan(name), name, find_engine(name).capacity(), len(self._layout)))  # noqa: T201  # what it is for

@@ -1,7 +1,7 @@
 """What is on disk: all shards in order, and which rows each of them holds."""
 
 import hashlib
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -30,7 +30,7 @@ class Extent(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """A shard whose rows follow each other as plain bytes in its own file: the core reads them, the format is not asked."""
+    """A shard whose rows follow each other as plain bytes in its own file: the core reads them, not the format."""
 
     offset: int
     """First byte of the first row."""
@@ -218,6 +218,14 @@ class Layout:
         """Return the global rows [start, stop) that a shard holds."""
         return (int(self.ends[shard - 1]) if shard else 0), int(self.ends[shard])
 
+    def end(self, shard: int) -> int:
+        """Return the rows up to and with a shard."""
+        return int(self.ends[shard])
+
+    def offset(self, shard: int) -> int:
+        """Return the first byte of a packed shard's rows in its own file."""
+        return int(self.offsets[shard])
+
     def segments(self, rows: Rows) -> Iterator[Segment]:
         """Yield what each shard contributes to a buffer that holds ``rows`` in order, shards ascending.
 
@@ -284,11 +292,8 @@ class Layout:
             return self._pick(slice(0, 0)), range(0)
         if isinstance(rows, range):
             low, high = (rows[0], rows[-1]) if rows.step > 0 else (rows[-1], rows[0])
-            if len(self.ends) > 64:
-                first, last = (int(i) for i in self.ends.searchsorted((low, high), "right"))
-            else:
-                ends = self.ends.tolist()
-                first, last = bisect_right(ends, low), bisect_right(ends, high)
+            first = self.shard_of(low)
+            last = first if high < self.end(first) else self.shard_of(high)
             if first == 0 and last == len(self) - 1:
                 return self, rows
             start = int(self.ends[first - 1]) if first else 0
@@ -336,7 +341,7 @@ class Layout:
 
     def shard_of(self, row: int) -> int:
         """Return the number of the shard that holds a global row."""
-        return bisect_right(self.ends, row)  # type: ignore[type-var]  # an int64 array is ordered
+        return int(self.ends.searchsorted(row, "right"))
 
 
 def _common_root(paths: Sequence[str]) -> str:

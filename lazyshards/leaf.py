@@ -1,12 +1,14 @@
 """The one leaf that every engine runs: fill a buffer with rows of a layout."""
 
+from typing import TypeGuard
+
 import numpy as np
 import numpy.typing as npt
 
 from lazyshards.access import Access, accesses
 from lazyshards.formats import find_format
 from lazyshards.layout import Decoded, Extents, Layout, Packed, Planes, Shard
-from lazyshards.selection import Cell, Rows, cell_index
+from lazyshards.selection import Cell, Rows, cell_index, is_whole
 from lazyshards.storage.base import Part, Storage
 
 __all__ = ["fill"]
@@ -35,8 +37,11 @@ def fill(out: npt.NDArray[np.generic], rows: Rows, layout: Layout, cell: Cell) -
     """
     if not out.nbytes:
         return
-    queue = _Queue(out, layout.storage)
     contiguous = out.flags.c_contiguous
+    if contiguous and _lies_packed(rows, layout, cell):
+        layout.storage.fetch_into(_packed_parts(out, rows, layout))
+        return
+    queue = _Queue(out, layout.storage)
     shards = layout.shards
     for segment in layout.segments(rows):
         shard = shards[segment.shard]
@@ -49,6 +54,37 @@ def fill(out: npt.NDArray[np.generic], rows: Rows, layout: Layout, cell: Cell) -
             else:
                 _fill_decoded(out, access, shard, layout, cell)
     queue.flush()
+
+
+def _lies_packed(rows: Rows, layout: Layout, cell: Cell) -> TypeGuard[range]:
+    """Return whether the rows are, shard by shard, one run of the very bytes that are wanted."""
+    return (
+        type(rows) is range
+        and (rows.step == 1 or len(rows) == 1)
+        and not layout.sources
+        and not layout.dtypes
+        and is_whole(cell, layout.row_shape)
+    )
+
+
+def _packed_parts(out: npt.NDArray[np.generic], rows: range, layout: Layout) -> list[Part]:
+    """Return the reads of such rows: what the general path would find, without looking for it."""
+    data, row_nbytes = _bytes_of(out), layout.row_nbytes
+    first, stop = rows.start, rows.start + len(rows)
+    shard = layout.shard_of(first)
+    start = layout.start_stop(shard)[0]
+    parts, at = [], 0
+    while first < stop:
+        end = layout.end(shard)
+        until = min(end, stop)
+        if until > first:
+            size = (until - first) * row_nbytes
+            offset = layout.offset(shard) + (first - start) * row_nbytes
+            parts.append(Part(layout.path(shard), layout.stamp(shard), offset, data[at : at + size]))
+            at += size
+            first = until
+        shard, start = shard + 1, end
+    return parts
 
 
 class _Queue:
@@ -87,7 +123,7 @@ class _Queue:
 
 def _bytes_of(array: npt.NDArray[np.generic]) -> memoryview:
     """Return the bytes of a C-contiguous array, writable."""
-    return memoryview(array.reshape(-1).view(np.uint8))
+    return array.reshape(-1).view(np.uint8).data
 
 
 def _fill_planes(

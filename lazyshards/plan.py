@@ -1,5 +1,6 @@
 """What a computation will do, in numbers, before it does any of it."""
 
+import operator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -102,7 +103,7 @@ class ReadPlan:
 
     @property
     def bytes_read(self) -> int:
-        """Bytes that the leaves will read; more than ``nbytes`` where unwanted bytes are cheaper to read than to skip."""
+        """Bytes that the leaves will read; above ``nbytes`` where unwanted bytes are cheaper to read than to skip."""
         return self._reads[1]
 
     @property
@@ -134,8 +135,8 @@ def compile_plan(
     CapacityError
         If the result does not fit; the message says how many rows would.
     """
-    rows_all, cell_shape = selection.rows, selection.cell_shape
-    narrowed, rows = layout.narrow(rows_all)
+    cell_shape = selection.cell_shape
+    narrowed, rows = layout.narrow(selection.rows)
     count = len(rows)
     row_nbytes = layout.dtype.itemsize
     for size in cell_shape:
@@ -150,7 +151,7 @@ def compile_plan(
         )
     if tiles_per_processor is None:
         tiles = 1 if nbytes <= SMALL_NBYTES else capacity.workers
-    elif not isinstance(tiles_per_processor, int | np.integer) or tiles_per_processor < 1:
+    elif operator.index(tiles_per_processor) < 1:
         raise ValueError(f"tiles_per_processor={tiles_per_processor!r} must be an integer, 1 or more")
     else:
         tiles = capacity.workers * tiles_per_processor

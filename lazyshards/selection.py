@@ -8,6 +8,7 @@ NumPy does. Everything here is pure: no file, no layout, no engine.
 import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -38,7 +39,7 @@ class Selection:
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the result, dropped axes left out."""
-        return (() if self.scalar else (len(self.rows),)) + self.cell_shape
+        return self.cell_shape if self.scalar else (len(self.rows), *self.cell_shape)
 
     @property
     def cell_shape(self) -> tuple[int, ...]:
@@ -73,10 +74,9 @@ def select(selection: Selection, index: object) -> Selection:
     SelectionError
         If the index is out of bounds, of a kind that NumPy refuses, or cannot be applied lazily.
     """
-    if type(index) is slice:
+    if type(index) is slice and not selection.scalar:
         # The common case, without the general path's bookkeeping; it must mean the same.
-        if not selection.scalar:
-            return Selection(_slice(selection.rows, index), selection.cell)
+        return Selection(_slice(selection.rows, index), selection.cell)
     items = _expand(index, len(selection.shape))
     rows, scalar, cell = selection.rows, selection.scalar, list(selection.cell)
     if not scalar:
@@ -136,7 +136,7 @@ def _select_rows(rows: Rows, item: object) -> tuple[Rows, bool]:
     if position is not None:
         row = int(rows[position])
         return range(row, row + 1), True
-    if isinstance(item, range) and len(item) and 0 <= min(item[0], item[-1]) and max(item[0], item[-1]) < len(rows):
+    if isinstance(item, range) and len(item) and min(item[0], item[-1]) >= 0 and max(item[0], item[-1]) < len(rows):
         return _compose(rows, item), False
     return _take(rows, _positions(item, len(rows))), False
 
@@ -201,6 +201,7 @@ def _tidy(taken: Rows) -> Rows:
     start, step = int(taken[0]), int(taken[1]) - int(taken[0])
     if step and start + step * (len(taken) - 1) == taken[-1] and bool((np.diff(taken) == step).all()):
         return range(start, start + step * len(taken), step)
+    assert not isinstance(taken, range)
     return _frozen(taken)
 
 
@@ -233,7 +234,7 @@ def as_slice(positions: range) -> slice:
 
 def cell_index(cell: Cell) -> tuple[slice | int, ...]:
     """Return the cell as an index for NumPy, one item for each axis of a row."""
-    return tuple([as_slice(axis) if type(axis) is range else axis for axis in cell])  # type: ignore[arg-type]
+    return tuple([as_slice(axis) if type(axis) is range else axis for axis in cell])
 
 
 def is_whole(cell: Cell, row_shape: tuple[int, ...]) -> bool:
@@ -291,9 +292,9 @@ def blocks(local: Rows, row_nbytes: int, *, gap_nbytes: int, block_nbytes: int, 
         return
     steps = np.diff(local)
     near = gap_nbytes // row_nbytes + 1
-    # A border wherever the next row is too far, and around every run of consecutive rows long enough to be read straight.
+    # A border wherever the next row is too far to be read along.
     borders = [0, *(np.flatnonzero(steps > near) + 1).tolist(), len(local)]
-    for a, b in zip(borders[:-1], borders[1:], strict=True):
+    for a, b in pairwise(borders):
         first, last = int(local[a]), int(local[b - 1])
         if last - first == b - a - 1 and (steps[a : b - 1] == 1).all():
             yield from _dense(first, b - a, a, dense_rows)

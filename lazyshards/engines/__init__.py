@@ -34,11 +34,11 @@ def engine_names() -> tuple[str, ...]:
     return _NAMES
 
 
-def check_engine_name(name: object) -> str | None:
+def check_engine_name(name: str | None) -> str | None:
     """Return the name of an engine, or None, if it is one; else raise ValueError."""
     if name is not None and name not in _NAMES:
         raise ValueError(f"engine={name!r} is not an engine: use one of {', '.join(map(repr, _NAMES))}")
-    return name  # type: ignore[return-value]  # narrowed by membership
+    return name
 
 
 def set_engine(name: str | None) -> None:
@@ -100,7 +100,9 @@ def auto_engine() -> tuple[str, str]:
     if _auto is not None:
         return _auto
     missing = bringup.why_unavailable()
-    decided = ("legate", "cuPyNumeric is installed and Legate can be started") if missing is None else ("numpy", missing)
+    decided = (
+        ("legate", "cuPyNumeric is installed and Legate can be started") if missing is None else ("numpy", missing)
+    )
     if threading.current_thread() is threading.main_thread():
         # On another thread Legate cannot be started; that is no answer for the process.
         _auto = decided
@@ -139,10 +141,11 @@ def choose_engine(name: str | None, dtype: np.dtype[np.generic], ndim: int, *, w
             warnings.warn(
                 f'the result is a NumPy array, not a cuPyNumeric one: {reason}; say engine="numpy" to have it so',
                 EngineFallbackWarning,
-                stacklevel=4,
+                stacklevel=3,
             )
         return "numpy"
     if name != "numpy":
+        check_engine_name(name)
         reason = find_engine(name).why_not(dtype, ndim)
         if reason is not None:
             raise UnsupportedDtypeError(f'{reason}; use engine="numpy"')

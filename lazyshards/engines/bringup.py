@@ -86,7 +86,7 @@ def start() -> Started:
         Legate is not installed, cannot be loaded, was given a configuration that it refuses, or this is the
         first call and not on the main thread, or a forked child of the process that started it.
     """
-    global _started, _failure  # noqa: PLW0603 (Legate is one a process, and so is this)
+    global _started, _failure
     if reason := why_unavailable():
         raise EngineUnavailableError(reason)
     if _started is None:

@@ -286,7 +286,7 @@ def _run_leaf(ctx: TaskContext, out: OutputStore, status: OutputStore, text: str
         if on_gpu:
             from lazyshards.engines.staging import fill_device
 
-            fill_device(out, tile, layout, cell)
+            fill_device(out, tile, layout, cell, getattr(ctx, "task_stream", None))
         else:
             view = np.asarray(out)
             address = view.ctypes.data

@@ -54,9 +54,12 @@ class ThreadEngine:
         """Return None: NumPy holds every dtype; the number of axes is NumPy's own to refuse."""
         return None
 
+    def __init__(self) -> None:
+        self._capacity = Capacity(workers=cpu_count())
+
     def capacity(self, nbytes: int = 0) -> Capacity:
         """Return one worker for each processor, and no bound but the operating system's."""
-        return Capacity(workers=cpu_count())
+        return self._capacity
 
     def execute(self, plan: ReadPlan, *, out: npt.NDArray[np.generic] | None = None) -> npt.NDArray[np.generic]:
         """Run the plan on threads and return the array."""
@@ -64,10 +67,10 @@ class ThreadEngine:
             out = allocate(plan.shape, plan.dtype)
         else:
             _check_out(out, plan)
-        tiles = plan.tiles
-        if len(tiles) <= 1:
+        if plan.tile_count <= 1:
             fill(out, plan.rows, plan.layout, plan.cell)
             return out
+        tiles = plan.tiles
         pool = _pool()
         futures = [pool.submit(fill, out[tile], plan.rows[tile], plan.layout, plan.cell) for tile in tiles]
         try:

@@ -8,7 +8,6 @@ import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
-from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -149,7 +148,7 @@ def _parse_others(paths: Sequence[str], heads: Sequence[Head], storage: Storage)
             header = Fault(
                 paths[i],
                 f"is truncated: it holds {held:,} bytes, its header promises {header.nbytes:,} "
-                f"({header.rows:,} rows of shape {header.row_shape} and dtype {header.dtype} after {size:,} bytes of header)",
+                f"({header.rows:,} rows of shape {header.row_shape} and dtype {header.dtype} after its {size:,} bytes)",
             )
         parsed[i] = header
     return [header for header in parsed if header is not None]
@@ -174,7 +173,7 @@ def _parse_header(path: str, data: bytes, size: int) -> _Header | Fault:
         if not isinstance(shape, tuple) or not all(type(n) is int and n >= 0 for n in shape):
             raise ValueError(f"its shape is {shape!r}")
         if not isinstance(fortran, bool):
-            raise ValueError(f"its fortran_order is {fortran!r}")
+            raise TypeError(f"its fortran_order is {fortran!r}")
         dtype = np.lib.format.descr_to_dtype(described["descr"])
     except (ValueError, TypeError, SyntaxError, KeyError, IndexError, RecursionError, MemoryError) as exc:
         return Fault(path, f"has a damaged .npy header: {exc}")

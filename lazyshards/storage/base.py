@@ -81,7 +81,7 @@ class Storage(Protocol):
         ...
 
     def find(self, path: str) -> tuple[str, list[Entry]]:
-        """Return what ``path`` is (``"file"``, ``"directory"``, ``"glob"`` or ``"missing"``) and the entries found there.
+        """Return what ``path`` is (``"file"``, ``"directory"``, ``"glob"``, ``"missing"``) and the entries found there.
 
         Listings are fresh: never cached. A path that exists is literal, even if it holds glob characters. Entries
         come in no particular order; hidden names are included in a directory.
@@ -89,7 +89,7 @@ class Storage(Protocol):
         ...
 
     def heads(self, paths: Sequence[str], nbytes: int) -> list[Head]:
-        """Return the first ``nbytes`` bytes and the stamp of every file, errors in place; concurrent where that pays."""
+        """Return the first ``nbytes`` bytes and the stamp of every file, errors in place, concurrently if that pays."""
         ...
 
     def fetch(self, ranges: Sequence[tuple[str, int, int]]) -> list[bytes]:

@@ -3,10 +3,7 @@
 import asyncio
 import errno
 import io
-import threading
-import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, BinaryIO, TypeVar, cast
@@ -17,25 +14,16 @@ from lazyshards.storage.changes import report_change
 from lazyshards.storage.listing import find_entries
 from lazyshards.storage.mounts import Mount, find_mount, parse_name, stamp_of
 from lazyshards.storage.ranges import Request, coalesce
-from lazyshards.storage.readers import MOST_WHOLE_NBYTES, Reply, async_reader, host_of, read_blocking
-from lazyshards.storage.retry import Retry, is_missing, is_transient
+from lazyshards.storage.readers import MOST_WHOLE_NBYTES, Reply, host_of
+from lazyshards.storage.retry import GaveUpError, Retry, again, again_async, is_missing, status_of
 from lazyshards.storage.secrets import Vault, mask, secrets_of
+from lazyshards.storage.transfers import NOT_READ, Target, run_coroutine, send
 
 __all__ = ["FsspecStorage"]
 
 _T = TypeVar("_T")
 _HEADS_AT_A_TIME = 64
 """Small reads under way together: what they cost is the way there and back."""
-
-
-class _GaveUpError(Exception):
-    """What was met in the end, and what had been tried."""
-
-    def __init__(self, cause: BaseException, tries: int, seconds: float) -> None:
-        super().__init__(cause, tries, seconds)
-        self.cause = cause
-        self.tries = tries
-        self.seconds = seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +73,7 @@ class FsspecStorage:
         """Return what ``path`` is, and the entries found there."""
         mount, _ = self._locate(path, fresh=True)
 
-        def ask(method: str, *args: object, **kwargs: object) -> Any:  # noqa: ANN401
+        def ask(method: str, *args: object, **kwargs: object) -> Any:
             return self._ask(mount, path, "listed", method, *args, **kwargs)
 
         kind, found = find_entries(mount, path, parse_name(self.vault.reveal(path)), ask)
@@ -162,7 +150,7 @@ class FsspecStorage:
                 return io.BytesIO(self.fetch([(path, 0, MOST_WHOLE_NBYTES)])[0])
         return cast("BinaryIO", self._ask_blocking(mount, path, "opened", lambda: mount.fs.open(inner, "rb")))
 
-    def local_path(self, path: str) -> str | None:  # noqa: ARG002
+    def local_path(self, path: str) -> str | None:
         """Return None: the files are elsewhere."""
         return None
 
@@ -198,7 +186,7 @@ class FsspecStorage:
         for request, answer in zip(requests, self._send(requests, self.concurrency, heads=False), strict=True):
             if isinstance(answer, Reply):
                 replies.append(answer)
-            elif failed is None or failed[1] is _NOT_READ:
+            elif failed is None or failed[1] is NOT_READ:
                 failed = (request.path, answer)
         if failed is None:
             return replies
@@ -206,18 +194,9 @@ class FsspecStorage:
         raise error from cause
 
     def _send(self, requests: Sequence[Request], most: int, *, heads: bool) -> list[Reply | BaseException]:
-        """Send all requests; return the answers, or what was met instead, in their order.
-
-        Parameters
-        ----------
-        requests : sequence of Request
-        most : int
-            How many are under way together.
-        heads : bool
-            Whether every answer must have data and stamp; an error then ends no other read.
-        """
-        answers: list[Reply | BaseException] = [_NOT_READ] * len(requests)
-        groups: dict[int, tuple[Mount, list[tuple[int, str]]]] = {}
+        """Send all requests; return the answers, or what was met instead, in their order."""
+        targets: list[Target] = []
+        answers: list[Reply | BaseException] = [NOT_READ] * len(requests)
         for i, request in enumerate(requests):
             try:
                 mount, inner = self._locate(request.path)
@@ -225,104 +204,12 @@ class FsspecStorage:
                 answers[i] = exc
                 if not heads:
                     return answers
-                continue
-            groups.setdefault(id(mount), (mount, []))[1].append((i, inner))
-        for mount, group in groups.values():
-            if mount.is_async:
-                _run(mount.fs.loop, self._send_async(mount, group, requests, answers, most, heads=heads))
             else:
-                self._send_blocking(mount, group, requests, answers, most, heads=heads)
+                targets.append(
+                    Target(i, mount, inner, request, self._listed.pop(request.path, None) if heads else None)
+                )
+        send(targets, answers, most, self.retry, heads=heads)
         return answers
-
-    async def _send_async(
-        self,
-        mount: Mount,
-        group: list[tuple[int, str]],
-        requests: Sequence[Request],
-        answers: list[Reply | BaseException],
-        most: int,
-        *,
-        heads: bool,
-    ) -> None:
-        read = async_reader(mount)
-        queue = iter(group)
-
-        async def one(i: int, inner: str) -> Reply:
-            request = requests[i]
-            into = _single_out(request)
-            reply = await self._again_async(lambda: read(mount, inner, request.start, request.stop, into))
-            if reply.data:
-                request.scatter(reply.data)
-            if not heads:
-                return Reply(memoryview(b""), reply.nbytes, reply.stamp)
-            stamp = reply.stamp or self._listed.pop(request.path, None)
-            if stamp is None or stamp.size < 0:
-                info = await self._again_async(lambda: mount.fs._info(inner))  # noqa: SLF001
-                stamp = stamp_of(info, mount.inside)
-            return Reply(reply.data, reply.nbytes, stamp)
-
-        async def work() -> None:
-            for i, inner in queue:
-                try:
-                    answers[i] = await one(i, inner)
-                except Exception as exc:  # noqa: BLE001  # kept in its place, and translated there
-                    answers[i] = exc
-                    if not heads:
-                        raise _StopError from None
-
-        tasks = [asyncio.ensure_future(work()) for _ in range(min(most, len(group)))]
-        try:
-            await asyncio.gather(*tasks)
-        except _StopError:
-            pass
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    def _send_blocking(
-        self,
-        mount: Mount,
-        group: list[tuple[int, str]],
-        requests: Sequence[Request],
-        answers: list[Reply | BaseException],
-        most: int,
-        *,
-        heads: bool,
-    ) -> None:
-        stop = threading.Event()
-
-        def one(item: tuple[int, str]) -> None:
-            i, inner = item
-            request = requests[i]
-            if stop.is_set():
-                return
-            try:
-                into = _single_out(request)
-                reply = self._again(mount, lambda: read_blocking(mount, inner, request.start, request.stop, into))
-                if reply.data:
-                    request.scatter(reply.data)
-                stamp = reply.stamp
-                if heads:
-                    stamp = stamp or self._listed.pop(request.path, None)
-                    if stamp is None or stamp.size < 0:
-                        stamp = stamp_of(self._again(mount, lambda: mount.fs.info(inner)), mount.inside)
-                answers[i] = Reply(reply.data if heads else memoryview(b""), reply.nbytes, stamp)
-            except Exception as exc:  # noqa: BLE001  # kept in its place, and translated there
-                answers[i] = exc
-                if not heads:
-                    stop.set()
-
-        if mount.lock is not None or len(group) == 1:
-            for item in group:
-                one(item)
-            return
-        pool = ThreadPoolExecutor(min(most, len(group)), "lazyshards-read")
-        try:
-            list(pool.map(one, group))
-        finally:
-            stop.set()
-            pool.shutdown(cancel_futures=True)
 
     def _stamps(self, paths: Sequence[str]) -> list[Stamp]:
         """Return the stamps that files have now, each asked once."""
@@ -340,7 +227,7 @@ class FsspecStorage:
                 stamps[path] = stamp_of(self._ask(mount, path, "read", "info", inner), mount.inside)
             for start in range(0, len(group), self.concurrency) if mount.is_async else ():
                 some = group[start : start + self.concurrency]
-                for (path, _), found in zip(some, _run(mount.fs.loop, self._infos(mount, some)), strict=True):
+                for (path, _), found in zip(some, run_coroutine(mount.fs.loop, self._infos(mount, some)), strict=True):
                     if isinstance(found, BaseException):
                         error, cause = self._error(path, found, "read")
                         raise error from cause
@@ -348,21 +235,21 @@ class FsspecStorage:
         return [stamps[path] for path in paths]
 
     async def _infos(self, mount: Mount, group: Sequence[tuple[str, str]]) -> list[Any]:
-        calls = [self._again_async(partial(mount.fs._info, inner)) for _, inner in group]  # noqa: SLF001
+        calls = [again_async(partial(mount.fs._info, inner), self.retry) for _, inner in group]  # noqa: SLF001
         return await asyncio.gather(*calls, return_exceptions=True)
 
-    def _ask(self, mount: Mount, path: str, what: str, method: str, *args: object, **kwargs: object) -> Any:  # noqa: ANN401
+    def _ask(self, mount: Mount, path: str, what: str, method: str, *args: object, **kwargs: object) -> Any:
         """Call a method of the file system; FileNotFoundError passes, other errors become ours."""
         mount.fs.invalidate_cache()
         if not mount.is_async:
             return self._ask_blocking(mount, path, what, lambda: getattr(mount.fs, method)(*args, **kwargs))
         call = getattr(mount.fs, "_" + method)
         return self._translated(
-            path, what, lambda: _run(mount.fs.loop, self._again_async(lambda: call(*args, **kwargs)))
+            path, what, lambda: run_coroutine(mount.fs.loop, again_async(partial(call, *args, **kwargs), self.retry))
         )
 
     def _ask_blocking(self, mount: Mount, path: str, what: str, call: Callable[[], _T]) -> _T:
-        return self._translated(path, what, lambda: self._again(mount, call))
+        return self._translated(path, what, lambda: again(call, self.retry, mount.lock))
 
     def _translated(self, path: str, what: str, call: Callable[[], _T]) -> _T:
         try:
@@ -371,41 +258,6 @@ class FsspecStorage:
             error, cause = self._error(path, exc, what)
         raise error from cause
 
-    async def _again_async(self, call: Callable[[], Awaitable[_T]]) -> _T:
-        """Await a call, again while it fails in a way that may pass."""
-        start = time.monotonic()
-        tries = 0
-        pauses = self.retry.pauses()
-        while True:
-            tries += 1
-            try:
-                return await call()
-            except Exception as exc:
-                pause = next(pauses, None) if is_transient(exc) else None
-                spent = time.monotonic() - start
-                if pause is None or spent + pause > self.retry.deadline_seconds:
-                    raise _GaveUpError(exc, tries, spent) from exc
-            await asyncio.sleep(pause)
-
-    def _again(self, mount: Mount, call: Callable[[], _T]) -> _T:
-        """Make a call, again while it fails in a way that may pass."""
-        start = time.monotonic()
-        tries = 0
-        pauses = self.retry.pauses()
-        while True:
-            tries += 1
-            try:
-                if mount.lock is None:
-                    return call()
-                with mount.lock:
-                    return call()
-            except Exception as exc:
-                pause = next(pauses, None) if is_transient(exc) else None
-                spent = time.monotonic() - start
-                if pause is None or spent + pause > self.retry.deadline_seconds:
-                    raise _GaveUpError(exc, tries, spent) from exc
-            time.sleep(pause)
-
     def _error(self, path: str, exc: BaseException, what: str) -> tuple[OSError, BaseException | None]:
         """Return our error for one of a file system, and its cause if that holds no secret."""
         if isinstance(exc, ShardReadError):
@@ -413,7 +265,7 @@ class FsspecStorage:
         missing, text = self._reason(exc)
         if missing:
             return _MissingError(f"{path!r} cannot be {what}: {text}"), None
-        if isinstance(exc, _GaveUpError):
+        if isinstance(exc, GaveUpError):
             exc = exc.cause
         return ShardReadError(f"{path!r} cannot be {what}: {text}"), exc if self._is_clean(exc) else None
 
@@ -427,13 +279,15 @@ class FsspecStorage:
     def _reason(self, exc: BaseException) -> tuple[bool, str]:
         """Return whether an error says that the file is missing, and what it says."""
         tried = ""
-        if isinstance(exc, _GaveUpError):
+        if isinstance(exc, GaveUpError):
             if exc.tries > 1:
                 tried = f" (tried {exc.tries} times in {exc.seconds:.1f} s)"
             exc = exc.cause
         if is_missing(exc):
             return True, "it is not there"
         text = getattr(exc, "strerror", None) or str(exc)
+        if isinstance(exc, FileNotFoundError):  # from fsspec's HTTP file system, whatever the reason was
+            text = f"the server answered {status_of(exc)}" if status_of(exc) else str(exc.__cause__)
         if isinstance(exc, PermissionError):
             text = f"permission denied: {text}"
         elif not isinstance(exc, OSError) or not text:
@@ -460,41 +314,9 @@ class _MissingError(ShardReadError, FileNotFoundError):
     """A file that is not there."""
 
 
-class _StopError(Exception):
-    """One read failed for good: the others are not needed any more."""
-
-
 _NO_STAMP = Stamp(0)
-_NOT_READ = ShardReadError("it was not read, because another read failed")
-
-
-def _single_out(request: Request) -> memoryview | None:
-    """Return where all bytes of a request go, if that is one place."""
-    if len(request.pieces) == 1 and len(request.pieces[0].out) == request.stop - request.start:
-        return request.pieces[0].out
-    return None
 
 
 def _is_same(now: Stamp, then: Stamp) -> bool:
     """Return whether two stamps can be of one file: an answer need not tell all that another told."""
     return now == then or (now.size < 0 and now.etag == then.etag and now.mtime_ns == then.mtime_ns)
-
-
-def _run(loop: asyncio.AbstractEventLoop, work: Any) -> Any:  # noqa: ANN401
-    """Run a coroutine on the loop's own thread; an interrupt ends it, and nothing of it goes on."""
-    ended = threading.Event()
-
-    async def whole() -> Any:  # noqa: ANN401
-        try:
-            return await work
-        finally:
-            ended.set()
-
-    future = asyncio.run_coroutine_threadsafe(whole(), loop)
-    try:
-        return future.result()
-    except BaseException:
-        if not future.done() or future.cancelled():
-            future.cancel()
-            ended.wait(5)
-        raise

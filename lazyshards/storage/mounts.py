@@ -153,7 +153,7 @@ end them there."""
 
 
 def _after_fork() -> None:
-    global _registry  # noqa: PLW0603  # one for each process
+    global _registry  # one for each process
     _of_parents.append(_registry)
     _registry = _Registry()
 
@@ -212,7 +212,7 @@ def _make(address: Address, options: Mapping[str, object], key: object) -> Mount
     return Mount(fs, None if concurrent else threading.Lock(), mark)
 
 
-def _keep_no_listings(fs: Any) -> None:  # noqa: ANN401  # fsspec has no types
+def _keep_no_listings(fs: Any) -> None:  # fsspec has no types
     """Switch off the listing caches of a file system and of what it wraps."""
     for _ in range(4):
         cache = getattr(fs, "dircache", None)

@@ -96,7 +96,7 @@ def _is_past_end(exc: BaseException) -> bool:
     return bool(response.get("ResponseMetadata", {}).get("HTTPStatusCode") == 416)
 
 
-async def _receive(content: Any, start: int, expected: int, into: memoryview | None, stamp: Stamp) -> Reply:  # noqa: ANN401
+async def _receive(content: Any, start: int, expected: int, into: memoryview | None, stamp: Stamp) -> Reply:
     """Read a body of a known length."""
     if into is not None and expected == len(into) and hasattr(content, "readany"):
         done = 0
@@ -156,7 +156,7 @@ async def _read_http(mount: Mount, url: str, start: int, stop: int, into: memory
         return await _from_whole(answer, start, stop, etag, modified)
 
 
-async def _from_whole(answer: Any, start: int, stop: int, etag: str, modified: str) -> Reply:  # noqa: ANN401
+async def _from_whole(answer: Any, start: int, stop: int, etag: str, modified: str) -> Reply:
     """Take a range from an answer that holds the whole file."""
     length = answer.headers.get("Content-Length", "")
     if length.isdecimal():
@@ -202,7 +202,7 @@ def _http_timeout() -> object:
     return aiohttp.ClientTimeout(total=None, sock_connect=15, sock_read=30)
 
 
-async def _read_async(mount: Mount, path: str, start: int, stop: int, into: memoryview | None) -> Reply:  # noqa: ARG001
+async def _read_async(mount: Mount, path: str, start: int, stop: int, into: memoryview | None) -> Reply:
     """Read by fsspec's common call, which tells nothing of the file that the bytes are from."""
     fs = mount.fs
     data = await fs._cat_file(path, start=start, end=stop)  # noqa: SLF001  # the asynchronous interface of fsspec

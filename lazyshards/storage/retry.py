@@ -1,11 +1,18 @@
-"""Which failures pass, and how long to wait for that."""
+"""Which failures pass, how long to wait for that, and when to give up."""
 
+import asyncio
+import contextlib
 import errno
 import random
-from collections.abc import Iterator
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import TypeVar
 
-__all__ = ["Retry", "is_missing", "is_transient", "status_of"]
+__all__ = ["GaveUpError", "Retry", "again", "again_async", "is_missing", "is_transient", "status_of"]
+
+_T = TypeVar("_T")
 
 _RANDOM = random.Random()  # noqa: S311  # jitter; its own generator, because the user's draws must not depend on it
 _PASSING_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504, 509})
@@ -120,3 +127,65 @@ def is_transient(exc: BaseException) -> bool:
     if any(kind.__name__ in _PASSING_NAMES for kind in type(exc).__mro__):
         return True
     return isinstance(exc, OSError) and exc.errno in _PASSING_ERRNO
+
+
+class GaveUpError(Exception):
+    """What was met in the end, and what had been tried."""
+
+    def __init__(self, cause: Exception, tries: int, seconds: float) -> None:
+        super().__init__(cause, tries, seconds)
+        self.cause = cause
+        self.tries = tries
+        self.seconds = seconds
+
+
+class _Attempts:
+    """Counts the tries of one call."""
+
+    def __init__(self, retry: Retry) -> None:
+        self._retry = retry
+        self._pauses = retry.pauses()
+        self._start = time.monotonic()
+        self._tries = 0
+
+    def pause_after(self, exc: Exception) -> float:
+        """Return the seconds to wait before the next try, or raise GaveUpError."""
+        self._tries += 1
+        pause = next(self._pauses, None) if is_transient(exc) else None
+        spent = time.monotonic() - self._start
+        if pause is None or spent + pause > self._retry.deadline_seconds:
+            raise GaveUpError(exc, self._tries, spent) from exc
+        return pause
+
+
+def again(call: Callable[[], _T], retry: Retry, lock: AbstractContextManager[object] | None = None) -> _T:
+    """Make a call, again while it fails in a way that may pass; the lock is held while it runs, not between.
+
+    Raises
+    ------
+    GaveUpError
+    """
+    attempts = _Attempts(retry)
+    while True:
+        try:
+            with lock or contextlib.nullcontext():
+                return call()
+        except Exception as exc:  # noqa: BLE001  # which of them pass is decided in one place
+            pause = attempts.pause_after(exc)
+        time.sleep(pause)
+
+
+async def again_async(call: Callable[[], Awaitable[_T]], retry: Retry) -> _T:
+    """Await a call, again while it fails in a way that may pass.
+
+    Raises
+    ------
+    GaveUpError
+    """
+    attempts = _Attempts(retry)
+    while True:
+        try:
+            return await call()
+        except Exception as exc:  # noqa: BLE001  # which of them pass is decided in one place
+            pause = attempts.pause_after(exc)
+        await asyncio.sleep(pause)

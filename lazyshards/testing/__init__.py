@@ -262,27 +262,27 @@ class RaisingStorage:
     window_nbytes: int = 512 << 10
     """Window of local files."""
 
-    def find(self, path: str) -> NoReturn:  # noqa: ARG002  # as a storage has it
+    def find(self, path: str) -> NoReturn:  # as a storage has it
         """Refuse."""
         raise AssertionError("data was read")
 
-    def heads(self, paths: Sequence[str], nbytes: int) -> NoReturn:  # noqa: ARG002  # as a storage has it
+    def heads(self, paths: Sequence[str], nbytes: int) -> NoReturn:  # as a storage has it
         """Refuse."""
         raise AssertionError("data was read")
 
-    def fetch(self, ranges: Sequence[tuple[str, int, int]]) -> NoReturn:  # noqa: ARG002  # as a storage has it
+    def fetch(self, ranges: Sequence[tuple[str, int, int]]) -> NoReturn:  # as a storage has it
         """Refuse."""
         raise AssertionError("data was read")
 
-    def fetch_into(self, parts: Sequence[Part]) -> NoReturn:  # noqa: ARG002  # as a storage has it
+    def fetch_into(self, parts: Sequence[Part]) -> NoReturn:  # as a storage has it
         """Refuse."""
         raise AssertionError("data was read")
 
-    def open(self, path: str) -> NoReturn:  # noqa: ARG002  # as a storage has it
+    def open(self, path: str) -> NoReturn:  # as a storage has it
         """Refuse."""
         raise AssertionError("data was read")
 
-    def local_path(self, path: str) -> NoReturn:  # noqa: ARG002  # as a storage has it
+    def local_path(self, path: str) -> NoReturn:  # as a storage has it
         """Refuse."""
         raise AssertionError("data was read")
 

@@ -250,6 +250,8 @@ def test_every_module_is_importable_alone(child):
 
 def test_modules_are_found():
     """What this file parses is the package: a module that is added is checked."""
-    found = {info.name.removeprefix("lazyshards.") for info in pkgutil.walk_packages(lazyshards.__path__, "lazyshards.")}
+    found = {
+        info.name.removeprefix("lazyshards.") for info in pkgutil.walk_packages(lazyshards.__path__, "lazyshards.")
+    }
     assert found <= set(MODULES)
     assert importlib.import_module("lazyshards.layout").__file__ == str(MODULES["layout"])

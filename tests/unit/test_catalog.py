@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyshards import open_shards
+from lazyshards import formats, open_shards
 from lazyshards.catalog import natural_key, scan
 from lazyshards.errors import FormatError, LayoutError, LazyShardsError, ShardReadError, ShardsNotFoundError
+from lazyshards.formats import find_format
 from lazyshards.testing import assert_same, npy_bytes, write_npy_shards
 
 pytestmark = pytest.mark.usefixtures("on_numpy")
@@ -162,7 +163,12 @@ def test_enormous_holes_are_told_at_once(tmp_path):
 
 @pytest.mark.parametrize(
     ("present", "missing"),
-    [([0, 1], "part-00002-of-00003"), ([1, 2], "part-00000-of-00003"), ([1], "part-00000-of-00003"), ([1, 3], "part-00002")],
+    [
+        ([0, 1], "part-00002-of-00003"),
+        ([1, 2], "part-00000-of-00003"),
+        ([1], "part-00000-of-00003"),
+        ([1, 3], "part-00002"),
+    ],
     ids=str,
 )
 def test_holes_told_by_the_total(tmp_path, present, missing):
@@ -233,7 +239,9 @@ def test_strays_are_left_out(tmp_path):
     for name in STRAYS:
         (tmp_path / name).write_bytes(b"\x93NUMPY, but not an array")
     for name in (".ipynb_checkpoints", "__pycache__", "_temporary", "other"):
-        shutil.copytree(tmp_path, tmp_path / name, ignore=lambda place, found: {n for n in found if "shard_0001" not in n})
+        shutil.copytree(
+            tmp_path, tmp_path / name, ignore=lambda place, found: {n for n in found if "shard_0001" not in n}
+        )
     for place in (tmp_path, tmp_path / "*.npy", tmp_path / "shard_*.npy"):
         assert_same(open_shards(place).compute(), whole)
 
@@ -262,7 +270,9 @@ def test_subdirectories_are_not_searched(tmp_path):
 # What is there ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["nope", "nope/*.npy", "good/x_*.npy", "good/gone.npy", "empty", "other", "good/shard_0.npy/x"])
+@pytest.mark.parametrize(
+    "name", ["nope", "nope/*.npy", "good/x_*.npy", "good/gone.npy", "empty", "other", "good/shard_0.npy/x"]
+)
 def test_nothing_there(tmp_path, name):
     """Nothing at a path, in a pattern or in a directory is a FileNotFoundError that names it."""
     touch(tmp_path / "good", "shard_0.npy")
@@ -299,7 +309,11 @@ def test_empty_list():
             open_shards(nothing)
 
 
-@pytest.mark.parametrize(("bad", "error"), [(None, TypeError), (5, TypeError), ("", ValueError), ([""], ValueError), ([None], TypeError)], ids=repr)
+@pytest.mark.parametrize(
+    ("bad", "error"),
+    [(None, TypeError), (5, TypeError), ("", ValueError), ([""], ValueError), ([None], TypeError)],
+    ids=repr,
+)
 def test_what_is_no_path(bad, error):
     """What is no path is refused with the kinds of path that there are."""
     with pytest.raises(error, match="directory, a glob, a file"):
@@ -372,7 +386,7 @@ def test_home_directory(tmp_path, monkeypatch):
 def test_names_that_are_not_text(tmp_path):
     """A file name that is no UTF-8 is opened and read."""
     path = os.fsencode(tmp_path) + b"/\xff\xfe.npy"
-    with open(path, "wb") as file:  # noqa: PTH123  # a Path holds no bytes
+    with open(path, "wb") as file:  # a Path holds no bytes
         np.save(file, np.arange(3))
     ds = open_shards(tmp_path)
     assert_same(ds.compute(), np.arange(3))
@@ -423,6 +437,40 @@ def test_unknown_format(tmp_path):
     touch(tmp_path, "a.npy")
     with pytest.raises(FormatError, match="'nosuch'.*npy"):
         open_shards(tmp_path, format="nosuch")
+
+
+class OtherFormat(type(find_format("npy"))):
+    """Another format, told from the first by its suffix and first bytes."""
+
+    name = "other"
+    suffixes = (".oth",)
+    magic = (b"OTHER",)
+
+
+@pytest.fixture
+def _two_formats(monkeypatch):
+    monkeypatch.setitem(formats._FORMATS, "other", OtherFormat())
+
+
+@pytest.mark.usefixtures("_two_formats")
+def test_mixed_formats(tmp_path):
+    """Shards of two formats in one place are an error that names both; naming one reads its own."""
+    touch(tmp_path, "s_0.npy", "s_1.npy", "s_2.oth")
+    for place in (tmp_path, tmp_path / "s_*", [tmp_path / name for name in ("s_0.npy", "s_2.oth")]):
+        with pytest.raises(FormatError, match=r"(?s)npy.*other|other.*npy"):
+            open_shards(place)
+    assert names(tmp_path, format="npy") == ["s_0.npy", "s_1.npy"]
+    assert names(tmp_path, format="other") == ["s_2.oth"]
+    assert names(tmp_path / "*.npy") == ["s_0.npy", "s_1.npy"]
+
+
+@pytest.mark.usefixtures("_two_formats")
+def test_mixed_formats_without_suffixes(tmp_path):
+    """Shards of two formats whose names tell nothing are told apart by their first bytes."""
+    touch(tmp_path, "part-0", "part-1")
+    (tmp_path / "part-1").write_bytes(b"OTHER bytes")
+    with pytest.raises(FormatError, match=r"(?s)npy.*other|other.*npy"):
+        open_shards(tmp_path)
 
 
 def test_format_for_another_suffix(tmp_path):

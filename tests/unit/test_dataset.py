@@ -39,7 +39,9 @@ class TestEngines(EngineConformance):
 
 
 @pytest.mark.parametrize(
-    "index", [..., slice(2, 5), 3, (3, 1), (slice(None), 0), (0, 0, 0), slice(0, 0), [1, 1, 0], (slice(None, None, -2), ..., 1)], ids=str
+    "index",
+    [..., slice(2, 5), 3, (3, 1), (slice(None), 0), (0, 0, 0), slice(0, 0), [1, 1, 0], (slice(None, None, -2), ..., 1)],
+    ids=str,
 )
 def test_properties(opened, index):
     """Shape, dtype, ndim, size, nbytes and len are those of the array."""
@@ -126,7 +128,16 @@ def test_equal(opened, one, other):
 
 @pytest.mark.parametrize(
     "index",
-    [slice(1, None), slice(None, None, -1), 0, slice(0, 1), (slice(None), 0), (slice(None), slice(0, 1)), [0, 0], [1, 0]],
+    [
+        slice(1, None),
+        slice(None, None, -1),
+        0,
+        slice(0, 1),
+        (slice(None), 0),
+        (slice(None), slice(0, 1)),
+        [0, 0],
+        [1, 0],
+    ],
     ids=str,
 )
 def test_not_equal(opened, index):
@@ -238,7 +249,9 @@ def test_read_only_out(opened):
         with_storage(ds, RaisingStorage()).compute(out=out)
 
 
-@pytest.mark.parametrize("make", [lambda: np.zeros((6, 6), "f4")[::2, ::2], lambda: np.zeros((3, 3), "f4").T], ids=["strided", "fortran"])
+@pytest.mark.parametrize(
+    "make", [lambda: np.zeros((6, 6), "f4")[::2, ::2], lambda: np.zeros((3, 3), "f4").T], ids=["strided", "fortran"]
+)
 def test_out_of_any_strides(opened, make):
     """An ``out`` that is a view with any strides is filled."""
     ds, whole = opened((2, 1))
@@ -266,7 +279,16 @@ def test_nothing_but_compute_reads(opened):
     """Slicing, comparing, pickling, printing and planning read nothing."""
     ds, _ = opened((300, 0, 400))
     ds = with_storage(ds, RaisingStorage())
-    for part in (ds, ds[5:500:3], ds[3], ds[[3, 1, 600]], ds[np.arange(700) % 2 == 0], ds[::-1][:, 0], ds[0:0], ds[2, 1]):
+    for part in (
+        ds,
+        ds[5:500:3],
+        ds[3],
+        ds[[3, 1, 600]],
+        ds[np.arange(700) % 2 == 0],
+        ds[::-1][:, 0],
+        ds[0:0],
+        ds[2, 1],
+    ):
         assert repr(part)
         assert part._repr_html_()
         assert part.plan("numpy").nbytes == part.nbytes
@@ -395,7 +417,7 @@ def test_a_missing_engine_says_what_installs_it(write, monkeypatch):
 
 
 def test_auto_takes_numpy_for_what_legate_lacks(write, fresh_choice):
-    """auto warns when it takes NumPy for a dtype that Legate has not, and says nothing when asked what it would take."""
+    """Auto warns when it takes NumPy for a dtype that Legate has not, and says nothing when asked what it would take."""
     fresh_choice.setattr(engines, "_auto", ("legate", "for this test"))
     path, whole = write((3,), (2,), "S3")
     ds = open_shards(path)
@@ -406,7 +428,7 @@ def test_auto_takes_numpy_for_what_legate_lacks(write, fresh_choice):
 
 
 def test_auto_takes_numpy_on_other_threads(write, fresh_choice):
-    """auto warns when it takes NumPy on a thread that Legate does not serve."""
+    """Auto warns when it takes NumPy on a thread that Legate does not serve."""
     fresh_choice.setattr(engines, "_auto", ("legate", "for this test"))
     path, whole = write((3,))
     ds, found = open_shards(path), []

@@ -177,7 +177,8 @@ def test_fingerprint_knows_no_place():
     """The same shards under another root, written at another time, have the same fingerprint."""
     shards = list(make((3, 0, 4)).shards)
     moved = [
-        shard._replace(path=shard.path.replace("/data/set", "/mnt/x"), stamp=Stamp(shard.stamp.size)) for shard in shards
+        shard._replace(path=shard.path.replace("/data/set", "/mnt/x"), stamp=Stamp(shard.stamp.size))
+        for shard in shards
     ]
     assert Layout.from_shards(moved, "npy", LocalStorage()).fingerprint == make((3, 0, 4)).fingerprint
 
@@ -230,8 +231,12 @@ def test_shards_come_back_as_they_went_in():
     extents = Extents((Extent(0, 1, "/other/file", 8), Extent(1, 2, "", 300)))
     sources = [Extents((Extent(0, 2, "", 128),)), extents, Planes(128, 16), Extents((Extent(0, 1, "/x", 0),))]
     shards = [
-        Shard(f"/d/s{i}", source_rows, (3,), np.dtype(dtype), Stamp(1000 + i, 2**62 + i, 2**63 - 1 - i, f"e{i}"), source)
-        for i, (source_rows, dtype, source) in enumerate(zip((2, 3, 4, 1), ("<f4", ">f4", "<f4", ">f4"), sources, strict=True))
+        Shard(
+            f"/d/s{i}", source_rows, (3,), np.dtype(dtype), Stamp(1000 + i, 2**62 + i, 2**63 - 1 - i, f"e{i}"), source
+        )
+        for i, (source_rows, dtype, source) in enumerate(
+            zip((2, 3, 4, 1), ("<f4", ">f4", "<f4", ">f4"), sources, strict=True)
+        )
     ]
     assert list(Layout.from_shards(shards, "npy", LocalStorage()).shards) == shards
 

@@ -213,7 +213,9 @@ def test_truncation_says_the_sizes(tmp_path):
     """What is said of a truncated file is its size and the size that it should have."""
     (path,) = write_npy_shards(tmp_path, [np.zeros((4, 3), "f4")])
     os.truncate(path, 150)
-    with pytest.raises(LayoutError, match=r"truncated: it holds 150 bytes, its header promises 176 .4 rows of 12 bytes"):
+    with pytest.raises(
+        LayoutError, match=r"truncated: it holds 150 bytes, its header promises 176 .4 rows of 12 bytes"
+    ):
         open_shards(path)
 
 
@@ -375,7 +377,9 @@ LITERALS = st.recursive(
     | st.booleans()
     | st.integers(-(2**70), 2**70)
     | st.floats()
-    | st.sampled_from(["<f4", ">i8", "|O", "|S0", "|V0", "<U999999999", "<M8[s]", "f", "", "4f4", "f4,f4", "(2,)f4", ">g"])
+    | st.sampled_from(
+        ["<f4", ">i8", "|O", "|S0", "|V0", "<U999999999", "<M8[s]", "f", "", "4f4", "f4,f4", "(2,)f4", ">g"]
+    )
     | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=4) | st.lists(inner, max_size=4).map(tuple) | st.tuples(inner, inner),
     max_leaves=8,
@@ -397,7 +401,10 @@ def files(draw):
     if kind in ("literal", "header"):
         text = draw(LITERALS.map(repr) if kind == "literal" else HEADERS).encode("utf-8", "backslashreplace")
         return raw_npy(
-            text, version=draw(st.sampled_from([(1, 0), (2, 0), (3, 0)])), data=draw(st.binary(max_size=200)), pad=draw(st.booleans())
+            text,
+            version=draw(st.sampled_from([(1, 0), (2, 0), (3, 0)])),
+            data=draw(st.binary(max_size=200)),
+            pad=draw(st.booleans()),
         )
     data = bytearray(npy_bytes(example_array((3, 2), draw(st.sampled_from(DTYPES)))))
     for _ in range(draw(st.integers(1, 4))):

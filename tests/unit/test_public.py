@@ -9,7 +9,9 @@ import pytest
 import lazyshards
 from lazyshards import testing
 
-NAMES = [f"lazyshards.{name}" for name in lazyshards.__all__] + [f"lazyshards.testing.{name}" for name in testing.__all__]
+NAMES = [f"lazyshards.{name}" for name in lazyshards.__all__] + [
+    f"lazyshards.testing.{name}" for name in testing.__all__
+]
 MODULES = sorted(info.name for info in pkgutil.walk_packages(lazyshards.__path__, "lazyshards."))
 STARTS_SOMETHING = {"lazyshards.engines.legate", "lazyshards.engines.cupy", "lazyshards.engines.staging"}
 
@@ -37,9 +39,7 @@ def test_all_is_sorted(module):
 def test_nothing_public_is_left_out():
     """Every class and function that the package binds is in __all__; the rest are modules."""
     bound = {
-        name
-        for name, value in vars(lazyshards).items()
-        if not name.startswith("_") and not inspect.ismodule(value)
+        name for name, value in vars(lazyshards).items() if not name.startswith("_") and not inspect.ismodule(value)
     }
     assert bound == set(lazyshards.__all__)
 

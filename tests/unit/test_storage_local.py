@@ -258,9 +258,7 @@ def test_heads_in_threads(tmp_path, monkeypatch):
         paths.append(str(tmp_path / str(i)))
     paths[200] += ".gone"
     heads = LocalStorage().heads(paths, 4)
-    assert [head.data for head in heads] == [
-        b"" if i == 200 else (bytes([i % 256]) * (i + 1))[:4] for i in range(300)
-    ]
+    assert [head.data for head in heads] == [b"" if i == 200 else (bytes([i % 256]) * (i + 1))[:4] for i in range(300)]
     assert isinstance(heads[200].error, FileNotFoundError)
 
 
@@ -278,10 +276,10 @@ def without_root_rights(function):
     """Run a function in a thread of its own to which permission bits matter, even for root; raise what it raises."""
 
     class Head(ctypes.Structure):
-        _fields_ = [("version", ctypes.c_uint32), ("pid", ctypes.c_int)]  # noqa: RUF012  # ctypes wants it so
+        _fields_ = [("version", ctypes.c_uint32), ("pid", ctypes.c_int)]  # ctypes wants it so
 
     class Data(ctypes.Structure):
-        _fields_ = [(name, ctypes.c_uint32) for name in ("effective", "permitted", "inheritable")]  # noqa: RUF012
+        _fields_ = [(name, ctypes.c_uint32) for name in ("effective", "permitted", "inheritable")]
 
     caught = []
 

@@ -1,0 +1,45 @@
+"""The CuPy engine: one array on the current GPU, staged through pinned memory."""
+
+from typing import Any
+
+import numpy as np
+
+from lazyshards.engines import staging
+from lazyshards.engines.dtypes import why_not_cupy
+from lazyshards.errors import EngineError
+from lazyshards.plan import Capacity, ReadPlan
+
+__all__ = ["CupyEngine"]
+
+
+class CupyEngine:
+    """One array on the current GPU, filled by blocks through pinned memory.
+
+    Availability: with ``lazyshards[cupy]`` and a GPU. Taken only when it is asked for.
+    """
+
+    name = "cupy"
+
+    def __init__(self) -> None:
+        staging.device_count()
+
+    def why_not(self, dtype: np.dtype[np.generic], ndim: int) -> str | None:
+        """Return why CuPy cannot hold such an array, or None if it can."""
+        return why_not_cupy(dtype, ndim)
+
+    def capacity(self, nbytes: int = 0) -> Capacity:
+        """Return one worker, and the free memory of the current GPU."""
+        return Capacity(workers=1, result_nbytes=staging.free_nbytes())
+
+    def execute(self, plan: ReadPlan, *, out: Any = None) -> Any:
+        """Run the plan's tiles one after the other and return the cupy.ndarray."""
+        if out is None:
+            out = staging.empty(plan.shape, plan.dtype)
+        elif not staging.is_device_array(out) or out.shape != plan.shape or out.dtype != plan.dtype:
+            raise EngineError(
+                f"out must be a cupy.ndarray of shape {plan.shape} and dtype {plan.dtype}, found {type(out).__name__} "
+                f"of shape {getattr(out, 'shape', None)} and dtype {getattr(out, 'dtype', None)}"
+            )
+        for tile in plan.tiles:
+            staging.fill_device(out[tile], plan.rows[tile], plan.layout, plan.cell)
+        return out

@@ -1,0 +1,182 @@
+"""Requests on their way: sent concurrently where the file system can do that, each tried again where that may help."""
+
+import asyncio
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple
+
+from lazyshards.errors import ShardReadError
+from lazyshards.storage.base import Stamp
+from lazyshards.storage.mounts import Mount, stamp_of
+from lazyshards.storage.ranges import Request
+from lazyshards.storage.readers import AsyncReader, Reply, async_reader, read_blocking
+from lazyshards.storage.retry import Retry, again, again_async
+
+__all__ = ["NOT_READ", "Target", "run_coroutine", "send"]
+
+NOT_READ = ShardReadError("it was not read, because another read failed")
+"""Stands in the place of an answer that was not waited for."""
+
+
+class Target(NamedTuple):
+    """A request and where it goes."""
+
+    number: int
+    """Place of its answer."""
+    mount: Mount
+    """File system that is asked."""
+    path: str
+    """Path as the file system takes it."""
+    request: Request
+    """What is asked for."""
+    listed: Stamp | None
+    """Stamp that a listing told, if an answer does not."""
+
+
+class _StopError(Exception):
+    """One read failed for good: the others are not needed any more."""
+
+
+def send(
+    targets: Sequence[Target], answers: list[Reply | BaseException], most: int, retry: Retry, *, heads: bool
+) -> None:
+    """Send all requests and put the answers, or what was met instead, in their places.
+
+    Parameters
+    ----------
+    targets : sequence of Target
+    answers : list
+        What the request of each number gave.
+    most : int
+        How many are under way together.
+    retry : Retry
+    heads : bool
+        Whether every answer must have data and stamp, and an error ends no other read.
+    """
+    groups: dict[int, list[Target]] = {}
+    for target in targets:
+        groups.setdefault(id(target.mount), []).append(target)
+    for group in groups.values():
+        mount = group[0].mount
+        if mount.is_async:
+            run_coroutine(mount.fs.loop, _send_async(group, answers, most, retry, heads=heads))
+        else:
+            _send_blocking(group, answers, most, retry, heads=heads)
+
+
+async def _send_async(
+    group: Sequence[Target], answers: list[Reply | BaseException], most: int, retry: Retry, *, heads: bool
+) -> None:
+    read = async_reader(group[0].mount)
+    queue = iter(group)
+    tasks = [
+        asyncio.ensure_future(_work(read, queue, answers, retry, heads=heads)) for _ in range(min(most, len(group)))
+    ]
+    try:
+        await asyncio.gather(*tasks)
+    except _StopError:
+        pass
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _work(
+    read: AsyncReader, queue: Iterator[Target], answers: list[Reply | BaseException], retry: Retry, *, heads: bool
+) -> None:
+    """Send requests from the queue until it is empty."""
+    for target in queue:
+        try:
+            answers[target.number] = await _ask(read, target, retry, heads=heads)
+        except Exception as exc:  # noqa: BLE001  # kept in its place, and translated there
+            answers[target.number] = exc
+            if not heads:
+                raise _StopError from None
+
+
+async def _ask(read: AsyncReader, target: Target, retry: Retry, *, heads: bool) -> Reply:
+    _, mount, path, request, listed = target
+    into = _single_out(request)
+    reply = await again_async(partial(read, mount, path, request.start, request.stop, into), retry)
+    if not heads:
+        return _settled(request, reply)
+    stamp = reply.stamp or listed
+    if stamp is None or stamp.size < 0:
+        stamp = stamp_of(await again_async(partial(mount.fs._info, path), retry), mount.inside)  # noqa: SLF001
+    return reply._replace(stamp=stamp)
+
+
+def _send_blocking(
+    group: Sequence[Target], answers: list[Reply | BaseException], most: int, retry: Retry, *, heads: bool
+) -> None:
+    stop = threading.Event()
+
+    def work(target: Target) -> None:
+        if stop.is_set():
+            return
+        try:
+            answers[target.number] = _ask_blocking(target, retry, heads=heads)
+        except Exception as exc:  # noqa: BLE001  # kept in its place, and translated there
+            answers[target.number] = exc
+            if not heads:
+                stop.set()
+
+    if group[0].mount.lock is not None or len(group) == 1:
+        for target in group:
+            work(target)
+        return
+    pool = ThreadPoolExecutor(min(most, len(group)), "lazyshards-read")
+    try:
+        list(pool.map(work, group))
+    finally:
+        stop.set()
+        pool.shutdown(cancel_futures=True)
+
+
+def _ask_blocking(target: Target, retry: Retry, *, heads: bool) -> Reply:
+    _, mount, path, request, listed = target
+    into = _single_out(request)
+    reply = again(partial(read_blocking, mount, path, request.start, request.stop, into), retry, mount.lock)
+    if not heads:
+        return _settled(request, reply)
+    stamp = reply.stamp or listed
+    if stamp is None or stamp.size < 0:
+        stamp = stamp_of(again(partial(mount.fs.info, path), retry, mount.lock), mount.inside)
+    return reply._replace(stamp=stamp)
+
+
+def _settled(request: Request, reply: Reply) -> Reply:
+    """Return an answer without its bytes, which are put where they belong."""
+    if reply.data:
+        request.scatter(reply.data)
+    return Reply(memoryview(b""), reply.nbytes, reply.stamp)
+
+
+def _single_out(request: Request) -> memoryview | None:
+    """Return where all bytes of a request go, if that is one place."""
+    if len(request.pieces) == 1 and len(request.pieces[0].out) == request.stop - request.start:
+        return request.pieces[0].out
+    return None
+
+
+def run_coroutine(loop: asyncio.AbstractEventLoop, work: Any) -> Any:  # noqa: ANN401
+    """Run a coroutine on the loop's own thread; an interrupt ends it, and nothing of it goes on."""
+    ended = threading.Event()
+
+    async def whole() -> Any:  # noqa: ANN401
+        try:
+            return await work
+        finally:
+            ended.set()
+
+    future = asyncio.run_coroutine_threadsafe(whole(), loop)
+    try:
+        return future.result()
+    except BaseException:
+        if not future.done() or future.cancelled():
+            future.cancel()
+            ended.wait(5)
+        raise
