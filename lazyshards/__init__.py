@@ -26,6 +26,7 @@ from lazyshards.errors import (
     StateError,
     UnsupportedDtypeError,
 )
+from lazyshards.formats import register_format
 from lazyshards.layout import Shard
 from lazyshards.plan import ReadPlan
 
@@ -53,5 +54,6 @@ __all__ = [
     "StateError",
     "UnsupportedDtypeError",
     "open_shards",
+    "register_format",
     "set_engine",
 ]

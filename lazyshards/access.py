@@ -63,7 +63,7 @@ def accesses(shard: Shard, segment: Segment, layout: Layout, cell: Cell, contigu
     source = shard.source
     if isinstance(source, Packed | Extents):
         whole = is_whole(cell, shard.row_shape)
-        same = contiguous and shard.dtype == layout.dtype
+        same = contiguous and shard.dtype == layout.dtype and not layout.steps
         extents = (Extent(0, shard.rows, "", source.offset),) if isinstance(source, Packed) else source.extents
         for first, rows, path, offset in extents:
             local, a, b = _overlap(segment.local, first, first + rows)
@@ -76,16 +76,18 @@ def accesses(shard: Shard, segment: Segment, layout: Layout, cell: Cell, contigu
     kept = tuple([len(axis) for axis in cell if type(axis) is range])
     row_nbytes = prod(kept) * shard.dtype.itemsize
     planes = type(source) is Planes
+    # A format decodes into native byte order, so that only a cast has to be staged.
+    straightly = contiguous and not planes and not layout.steps and shard.dtype.newbyteorder("=") == layout.dtype
     # Each column is a read, and a read costs more than a few unwanted rows: they are read along.
     for block in blocks(
         segment.local,
         row_nbytes,
         gap_nbytes=WIDE_NBYTES if planes else gap_nbytes,
         block_nbytes=WIDE_NBYTES,
-        dense_nbytes=WIDE_NBYTES if planes or not contiguous or type(segment.target) is not slice else UNBOUNDED,
+        dense_nbytes=UNBOUNDED if straightly and type(segment.target) is slice else WIDE_NBYTES,
     ):
         target = _part(segment.target, block.target.start, block.target.stop)
-        straight = not planes and contiguous and block.dense and type(target) is slice and target.step != -1
+        straight = straightly and block.dense and type(target) is slice and target.step != -1
         shape = (block.stop - block.start, *kept)
         yield Access(shard.path, 0, shape, block, None if straight else (block.source,), (target,))
 
@@ -189,6 +191,7 @@ def count_reads(rows: Rows, layout: Layout, cell: Cell) -> tuple[int, int, int]:
     """
     requests = nbytes = scratch = 0
     columns = prod([len(axis) for axis in cell if type(axis) is range])
+    most_step = max([step.itemsize for step in layout.steps], default=0)
     shards = layout.shards
     for segment in layout.segments(rows):
         shard = shards[segment.shard]
@@ -198,5 +201,5 @@ def count_reads(rows: Rows, layout: Layout, cell: Cell) -> tuple[int, int, int]:
             requests += reads_each
             nbytes += size
             if access.source is not None:
-                scratch = max(scratch, size)
+                scratch = max(scratch, size + most_step * prod(access.shape))
     return requests, nbytes, scratch

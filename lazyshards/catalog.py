@@ -5,10 +5,12 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
+
 from lazyshards.errors import FormatError, LayoutError, ShardReadError, ShardsNotFoundError
 from lazyshards.formats import find_format, format_names, format_of_bytes, format_of_name
 from lazyshards.formats.base import Fault, Format, describe_faults
-from lazyshards.layout import Layout, Shard
+from lazyshards.layout import Layout, Shard, native_dtype
 from lazyshards.storage import Entry, Storage, open_storage
 
 __all__ = ["natural_key", "scan"]
@@ -19,8 +21,8 @@ _STRAY_SUFFIXES = frozenset(
 """Endings of files that tools leave beside shards."""
 _UNFINISHED = re.compile(r"\.(tmp|temp|part)[-._]?\w*$", re.IGNORECASE)
 """Endings such as ``.temp4711``, which writers give to files that are not finished."""
-_STRAY_NAMES = frozenset(("Thumbs.db", "desktop.ini", "lost+found"))
-"""Files and directories that systems leave anywhere."""
+_STRAY_NAMES = frozenset(("Thumbs.db", "desktop.ini", "lost+found", "meta.json"))
+"""Files and directories that systems leave anywhere, and the description beside raw shards."""
 _MAGIC_NBYTES = 32
 """First bytes read of files whose suffix tells nothing."""
 
@@ -33,6 +35,7 @@ def scan(
     holes: str = "raise",
     on_change: str = "raise",
     storage_options: Mapping[str, object] | None = None,
+    dtype: object = None,
     options: Mapping[str, object] | None = None,
 ) -> Layout:
     """Return the layout of the shards at ``path``.
@@ -51,6 +54,8 @@ def scan(
         What the storage does about a shard that changed since it was opened.
     storage_options : mapping, optional
         For fsspec.
+    dtype : dtype, optional
+        What the elements are cast to, where that is safe; or, for a format whose files do not say it, what they are.
     options : mapping, optional
         For the format.
 
@@ -62,6 +67,9 @@ def scan(
         raise ValueError(f'order={order!r} is not an order: use "natural" or "name"; a list keeps its own order')
     if holes not in ("raise", "ignore"):
         raise ValueError(f'holes={holes!r} is not a policy: use "raise" or "ignore"')
+    options = dict(options or {})
+    if format is None and "reader" in options:
+        format = "function"
     chosen = find_format(format) if format is not None else None
     given = _path_list(path)
     if given is not None:
@@ -75,7 +83,9 @@ def scan(
         paths, reader = _search(place, storage, chosen)
         if paths != [place]:  # one file that was asked for by its own name is no sequence
             paths = _arrange(paths, place, order, holes)
-    return _inspect(paths, reader, storage, options or {})
+    if dtype is not None and getattr(reader, "takes_dtype", False):
+        options["dtype"], dtype = dtype, None
+    return _inspect(paths, reader, storage, options, None if dtype is None else native_dtype(dtype))
 
 
 def _path_text(path: object) -> str:
@@ -183,8 +193,8 @@ def _tell_format(paths: Sequence[str], known: Sequence[Format | None], storage: 
     counts = Counter(known)
     if counts[None] == len(paths):
         heads = storage.heads(paths, _MAGIC_NBYTES)
-        if len(paths) == 1 and heads[0].error is not None:
-            error = heads[0].error
+        error = heads[0].error if len(paths) == 1 else None
+        if error is not None and not isinstance(error, IsADirectoryError):
             kind = ShardsNotFoundError if isinstance(error, FileNotFoundError) else ShardReadError
             raise kind(f"{paths[0]!r} cannot be read: {error.strerror or error}") from error
         known = [format_of_bytes(head.data) for head in heads]
@@ -301,14 +311,20 @@ def _check_sequence(paths: Sequence[str], numbers: Sequence[int], texts: tuple[s
     )
 
 
-def _inspect(paths: Sequence[str], reader: Format, storage: Storage, options: Mapping[str, object]) -> Layout:
+def _inspect(
+    paths: Sequence[str],
+    reader: Format,
+    storage: Storage,
+    options: Mapping[str, object],
+    dtype: np.dtype[np.generic] | None,
+) -> Layout:
     """Return the layout of the files, if every one is a shard and all agree."""
     found = reader.inspect(paths, storage, options)
     faults = [shard for shard in found if isinstance(shard, Fault)]
     shards = [shard for shard in found if isinstance(shard, Shard)]
-    faults += _disagreements(shards)
+    faults += _disagreements(shards) if dtype is None else _unsafe_casts(shards, dtype)
     if not faults:
-        return Layout.from_shards(shards, reader.name, storage)
+        return Layout.from_shards(shards, reader.name, storage, dtype=dtype, options=_options_text(options))
     some = f"{len(faults):,} of {len(found):,} shards" if len(found) > 1 else "the shard"
     message = describe_faults(faults, f"{some} cannot be opened")
     errors = [fault.error for fault in faults]
@@ -317,6 +333,44 @@ def _inspect(paths: Sequence[str], reader: Format, storage: Storage, options: Ma
     if all(error is not None for error in errors):
         raise ShardReadError(message) from errors[0]
     raise LayoutError(message)
+
+
+def _options_text(options: Mapping[str, object]) -> str:
+    """Return the options as text that is the same in every process."""
+    return ", ".join([f"{name}={_option_text(value)}" for name, value in sorted(options.items())])
+
+
+def _option_text(value: object) -> str:
+    if isinstance(value, str | int | float | bool | None):
+        return repr(value)
+    if isinstance(value, Mapping):
+        return f"{{{', '.join([f'{key!r}: {_option_text(item)}' for key, item in value.items()])}}}"
+    if isinstance(value, list | tuple | range):
+        return f"({', '.join(map(_option_text, value))})"
+    if isinstance(value, np.dtype | type):
+        try:
+            return repr(np.dtype(value).descr)
+        except TypeError:
+            pass
+    # A function, say: its name, as its repr tells where it lies in memory.
+    text = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
+    return f"{text}:{value.__code__.co_firstlineno}" if "<" in text and hasattr(value, "__code__") else text
+
+
+def _unsafe_casts(shards: Sequence[Shard], dtype: np.dtype[np.generic]) -> list[Fault]:
+    """Return a fault for each shard that cannot be cast safely, or whose rows are not shaped like most."""
+    safe = {stored: np.can_cast(stored, dtype, "safe") for stored in {shard.dtype for shard in shards}}
+    faults = _disagreements([shard._replace(dtype=dtype) for shard in shards])
+    faults += [
+        Fault(
+            shard.path,
+            f"has dtype {shard.dtype}, which cannot be cast safely to {dtype}, the dtype= that was asked for; to lose "
+            f'values knowingly, open it without dtype= and use astype("{dtype}", casting="same_kind") or "unsafe"',
+        )
+        for shard in shards
+        if not safe[shard.dtype]
+    ]
+    return faults
 
 
 def _disagreements(shards: Sequence[Shard]) -> list[Fault]:

@@ -1,17 +1,21 @@
 """The lazy dataset: sharded data on disk that slices like an array and is read when it is computed."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from hashlib import blake2b
+from math import prod
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from lazyshards import catalog, display
-from lazyshards.engines import Array, check_engine_name, choose_engine, find_engine
-from lazyshards.errors import EngineError, LazyShardsError
-from lazyshards.layout import Layout, Shard
+from lazyshards.batches import Batches
+from lazyshards.engines import Array, Engine, PendingResult, check_engine_name, choose_engine, find_engine
+from lazyshards.errors import EngineError, LazyShardsError, UnsupportedDtypeError
+from lazyshards.layout import Layout, Shard, native_dtype
 from lazyshards.plan import ReadPlan, compile_plan
-from lazyshards.selection import Selection, is_whole, select, select_all
+from lazyshards.selection import Rows, Selection, is_whole, select, select_all
 
 __all__ = ["ShardedDataset", "open_shards"]
 
@@ -28,6 +32,7 @@ def open_shards(
     holes: str = "raise",
     on_change: str = "raise",
     storage_options: Mapping[str, object] | None = None,
+    dtype: object = None,
     **options: object,
 ) -> "ShardedDataset":
     """Open sharded data as one lazy array. Reads the shards' headers, and nothing else.
@@ -52,8 +57,13 @@ def open_shards(
         What to do if a shard is read that is no longer the file that was opened.
     storage_options : mapping, optional
         Options for fsspec, for URLs.
+    dtype : dtype, optional
+        Type of the elements of the dataset. Shards of other types are cast to it when they are read, if that is safe;
+        see :meth:`ShardedDataset.astype`. For a format that does not say it in its files (``raw``, ``reader=``), what
+        the files hold.
     **options
-        Options of the format.
+        Options of the format. With ``reader=``, a function, that one reads the files, of any format: it is called as
+        ``reader(path, start, stop)`` and returns those rows; ``rows=``, ``dtype=`` and ``row_shape=`` say the rest.
 
     Returns
     -------
@@ -90,6 +100,7 @@ def open_shards(
         holes=holes,
         on_change=on_change,
         storage_options=storage_options,
+        dtype=dtype,
         options=options,
     )
     return ShardedDataset(layout, select_all(layout.rows, layout.row_shape), engine)
@@ -200,7 +211,11 @@ class ShardedDataset:
 
     def __repr__(self) -> str:
         """Return one line and a table of shards."""
-        return display.dataset_text(self._layout, self._selection, self._engine_label())
+        text = display.dataset_text(self._layout, self._selection, self._engine_label())
+        if not self._layout.cast_from:
+            return text
+        first, newline, rest = text.partition("\n")
+        return f"{first}\n  {self._layout.dtype_text}{newline}{rest}"
 
     def _repr_html_(self) -> str:
         return display.dataset_html(self._layout, self._selection, self._engine_label())
@@ -227,6 +242,41 @@ class ShardedDataset:
             If NumPy would refuse the index, or it cannot be lazy.
         """
         return ShardedDataset(self._layout, select(self._selection, index), self._engine)
+
+    def astype(self, dtype: object, casting: str = "safe") -> "ShardedDataset":
+        """Return the same dataset with its elements cast to another dtype, lazily: in blocks, when they are read.
+
+        Parameters
+        ----------
+        dtype : dtype
+            What to cast to. The byte order is always this machine's.
+        casting : {"safe", "same_kind", "unsafe"}
+            What may be lost, as NumPy has it: nothing; precision within a kind, such as float64 to float32; anything.
+
+        Raises
+        ------
+        UnsupportedDtypeError
+            If the rule does not allow it, or a dataset cannot have that dtype.
+
+        Examples
+        --------
+        >>> import numpy as np, lazyshards
+        >>> np.save("counts_0.npy", np.arange(4, dtype="i2"))
+        >>> ds = lazyshards.open_shards("counts_0.npy", engine="numpy").astype("f4")
+        >>> ds[1:3].compute()
+        array([1., 2.], dtype=float32)
+        """
+        target = native_dtype(dtype)
+        rules = ("safe", "same_kind", "unsafe")
+        if casting not in rules:
+            raise ValueError(f'casting={casting!r} is not a rule: use "safe", "same_kind" or "unsafe"')
+        if not np.can_cast(self.dtype, target, casting):  # type: ignore[arg-type]  # one of the three
+            enough = next((rule for rule in rules if np.can_cast(self.dtype, target, rule)), None)  # type: ignore[arg-type]
+            do = f'pass casting="{enough}" if that is meant' if enough else "NumPy has no such cast"
+            raise UnsupportedDtypeError(
+                f'cannot cast {self.dtype} to {target} by the rule "{casting}", since values could be lost: {do}'
+            )
+        return ShardedDataset(self._layout.cast(target), self._selection, self._engine)
 
     # Reading it ------------------------------------------------------------------------------------------------
 
@@ -293,6 +343,86 @@ class ShardedDataset:
         for start in range(0, count, step):
             yield from self[start : start + step].to_numpy()
 
+    def batches(
+        self,
+        batch_size: int,
+        *,
+        shuffle: bool | str = False,
+        seed: int | None = None,
+        epochs: int = 1,
+        drop_last: bool = False,
+        prefetch: int = 2,
+        engine: str | None = None,
+        block_rows: int = 1024,
+        window_blocks: int = 16,
+        transform: Callable[[Any], Any] | None = None,
+        progress: bool = False,
+    ) -> Batches:
+        """Return the rows in batches, each of them once an epoch, in an order that can be resumed exactly.
+
+        Parameters
+        ----------
+        batch_size : int
+            Rows of a batch; the last of an epoch may be shorter.
+        shuffle : bool or {"rows", "blocks", "shards"}
+            False: as they come. True or ``"rows"``: a true permutation of all rows. ``"blocks"``: blocks of
+            ``block_rows`` contiguous rows in permuted order, shuffled within windows of ``window_blocks`` blocks, for
+            storage on which single rows are slow. ``"shards"``: shards in permuted order, rows shuffled within each.
+        seed : int, optional
+            The order is a function of seed, epoch, fingerprint and the arguments above. None draws one.
+        epochs : int
+            Epochs of one ``for``.
+        drop_last : bool
+            Leave out a last batch that is not full.
+        prefetch : int
+            Batches that are read ahead while the last one is worked with; memory holds one more than that.
+        engine : {"auto", "numpy", "legate", "cupy"}, optional
+            By default the dataset's own.
+        block_rows, window_blocks : int
+            For ``shuffle="blocks"``.
+        transform : callable, optional
+            Called with each batch; what it returns is yielded instead.
+        progress : bool
+            Show a progress bar; needs tqdm.
+
+        Returns
+        -------
+        Batches
+            Yields arrays of shape ``(rows, *shape[1:])``. It knows its length, ``epoch`` and ``step``, and keeps
+            ``state_dict()``.
+
+        Examples
+        --------
+        >>> import numpy as np, lazyshards
+        >>> np.save("numbers.npy", np.arange(7))
+        >>> ds = lazyshards.open_shards("numbers.npy", engine="numpy")
+        >>> [batch.tolist() for batch in ds.batches(3)]
+        [[0, 1, 2], [3, 4, 5], [6]]
+        >>> it = ds.batches(3, shuffle=True, seed=0)
+        >>> sorted(int(row) for batch in it for row in batch)
+        [0, 1, 2, 3, 4, 5, 6]
+        """
+        if not self.shape:
+            raise TypeError("batches of a dataset without axes")
+        name = choose_engine(engine or self._engine, self.dtype, self.ndim, warn=True)
+        if self._selection.scalar:
+            raise TypeError("batches of a single row: index the row axis with a slice, such as ds[5:6]")
+        runner = find_engine(name)
+        return Batches(
+            _ViewSource(self._layout, self._selection, self.fingerprint, runner),
+            batch_size,
+            shuffle=shuffle,
+            seed=seed,
+            epochs=epochs,
+            drop_last=drop_last,
+            prefetch=prefetch,
+            block_rows=block_rows,
+            window_blocks=window_blocks,
+            row_nbytes=self.nbytes // max(1, len(self)),
+            transform=transform,
+            progress=progress,
+        )
+
     def plan(self, engine: str | None = None, *, tiles_per_processor: int | None = None) -> ReadPlan:
         """Return what compute() would do, in numbers: shards, tiles, bytes wanted and read, requests, memory.
 
@@ -310,4 +440,50 @@ class ShardedDataset:
     def explain(self, engine: str | None = None) -> None:
         """Print the plan for a person."""
         name = choose_engine(engine or self._engine, self.dtype, self.ndim)
-        print(display.plan_text(self.plan(name), name, find_engine(name).capacity(), len(self._layout)))  # noqa: T201  # what it is for
+        text = display.plan_text(self.plan(name), name, find_engine(name).capacity(), len(self._layout))
+        if self._layout.cast_from:
+            text += f"\n{'elements':16}{self._layout.dtype_text}"
+        print(text)  # noqa: T201  # what it is for
+
+
+class _ViewSource:
+    """What batches of a dataset are taken from."""
+
+    def __init__(self, layout: Layout, selection: Selection, fingerprint: str, engine: Engine) -> None:
+        self._layout = layout
+        self._selection = selection
+        self._engine = engine
+        self.fingerprint = fingerprint
+        self.size = len(selection.rows)
+
+    def edges(self) -> npt.NDArray[np.int64]:
+        """Return the rows of the view at which a run of rows of one shard begins, and the number of rows."""
+        rows = self._selection.rows
+        if isinstance(rows, range):
+            counts = [len(segment.local) for segment in self._layout.segments(rows)]
+            return np.cumsum([0, *(counts if rows.step > 0 else counts[::-1])])
+        holder = self._layout.ends.searchsorted(rows, "right")
+        return np.concatenate([[0], np.flatnonzero(np.diff(holder)) + 1, [len(rows)]])
+
+    def reading(self) -> AbstractContextManager[None]:
+        """Return what must be entered while batches are read ahead."""
+        return self._engine.reading()
+
+    def begin(self, rows: Rows) -> PendingResult:
+        """Begin to read rows of the view."""
+        return self._engine.begin(self._plan(rows))
+
+    def cost(self, rows: Rows) -> tuple[int, int, int]:
+        """Return the shards that rows touch, and the requests and bytes that reading them takes."""
+        plan = self._plan(rows)
+        return plan.shards, plan.requests, plan.bytes_read
+
+    def _plan(self, rows: Rows) -> ReadPlan:
+        selection, wanted = self._selection, self._selection.rows
+        if isinstance(rows, range):
+            taken = wanted[rows.start : rows.stop]
+        else:
+            taken = wanted.start + wanted.step * rows if isinstance(wanted, range) else wanted[rows]
+        part = Selection(taken, selection.cell)
+        nbytes = len(rows) * prod(part.cell_shape) * self._layout.dtype.itemsize
+        return compile_plan(self._layout, part, self._engine.capacity(nbytes))

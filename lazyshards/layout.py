@@ -3,17 +3,18 @@
 import hashlib
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
 
+from lazyshards.errors import UnsupportedDtypeError
 from lazyshards.selection import Rows
 from lazyshards.storage.base import Stamp, Storage
 
-__all__ = ["Decoded", "Extent", "Extents", "Layout", "Packed", "Planes", "Segment", "Shard", "Source"]
+__all__ = ["Decoded", "Extent", "Extents", "Layout", "Packed", "Planes", "Segment", "Shard", "Source", "native_dtype"]
 
 
 class Extent(NamedTuple):
@@ -111,7 +112,7 @@ class Layout:
     row_shape: tuple[int, ...]
     """Shape of one row, the same in every shard."""
     dtype: np.dtype[np.generic]
-    """Type of the elements, in native byte order, the same in every shard."""
+    """Type of the elements of a result, in native byte order."""
     root: str
     """What every path begins with; not part of the fingerprint."""
     names: Sequence[str]
@@ -125,13 +126,27 @@ class Layout:
     sources: Mapping[int, Source] = field(default_factory=dict)
     """Sources of the shards that are not one packed run."""
     dtypes: Mapping[int, np.dtype[np.generic]] = field(default_factory=dict)
-    """Types as stored, of the shards where it is not ``dtype``."""
+    """Types as stored, of the shards where it is neither ``stored`` nor, if that is None, ``dtype``."""
     etags: Sequence[str] | None = None
     """Entity tag of each shard, where the storage has them."""
+    stored: np.dtype[np.generic] | None = None
+    """Type as stored, if elements are cast; None if it is ``dtype``."""
+    steps: tuple[np.dtype[np.generic], ...] = ()
+    """Types that each element is cast to, in order, before it is cast to ``dtype``: one for each cast of a cast."""
+    options: str = ""
+    """Options of the format, as text: part of the fingerprint, since they decide what is read."""
 
     @classmethod
-    def from_shards(cls, shards: Sequence[Shard], format: str, storage: Storage) -> "Layout":
-        """Return the layout of shards that agree in dtype (byte order aside) and row shape.
+    def from_shards(
+        cls,
+        shards: Sequence[Shard],
+        format: str,
+        storage: Storage,
+        *,
+        dtype: np.dtype[np.generic] | None = None,
+        options: str = "",
+    ) -> "Layout":
+        """Return the layout of shards that agree in row shape and, byte order aside, in dtype.
 
         Parameters
         ----------
@@ -139,25 +154,32 @@ class Layout:
             At least one.
         format : str
         storage : Storage
+        dtype : dtype, optional
+            What the elements are cast to; then the shards' own may differ.
+        options : str
+            Options of the format, as text.
         """
         paths, rows, _, dtypes, stamps, sources = zip(*shards, strict=True)
         root = _common_root(paths)
         native = dtypes[0].newbyteorder("=")
+        target = native if dtype is None else dtype
         offsets = [source.offset if type(source) is Packed else -1 for source in sources]
         sizes, mtimes, inodes, etags = zip(*stamps, strict=True)
         return cls(
             format=format,
             storage=storage,
             row_shape=shards[0].row_shape,
-            dtype=native,
+            dtype=target,
             root=root,
             names=tuple([path[len(root) :] for path in paths]),
             ends=np.cumsum(np.array(rows, np.int64)),
             stamps=np.array([sizes, mtimes, inodes], np.int64).T.copy(),
             offsets=np.array(offsets, np.int64),
             sources={i: source for i, source in enumerate(sources) if type(source) is not Packed},
-            dtypes={i: dtype for i, dtype in enumerate(dtypes) if dtype is not native and dtype != native},
+            dtypes={i: other for i, other in enumerate(dtypes) if other is not native and other != native},
             etags=tuple(etags) if any(etags) else None,
+            stored=None if target == native else native,
+            options=options,
         )
 
     def __len__(self) -> int:
@@ -192,6 +214,9 @@ class Layout:
         digest.update(self.ends.astype("<i8").tobytes())
         digest.update(self.stamps[:, 0].astype("<i8").tobytes())
         digest.update(repr([(i, dtype.str) for i, dtype in sorted(self.dtypes.items())]).encode())
+        if self.stored is not None or self.options:
+            casts = [_dtype_text(dtype) for dtype in (self.stored, *self.steps) if dtype is not None]
+            digest.update(repr((casts, self.options)).encode())
         return digest.hexdigest()
 
     def path(self, shard: int) -> str:
@@ -212,7 +237,30 @@ class Layout:
 
     def stored_dtype(self, shard: int) -> np.dtype[np.generic]:
         """Return the type that a shard stores, byte order included."""
-        return self.dtypes.get(shard, self.dtype) if self.dtypes else self.dtype
+        usual = self.dtype if self.stored is None else self.stored
+        return self.dtypes.get(shard, usual) if self.dtypes else usual
+
+    @property
+    def cast_from(self) -> tuple[np.dtype[np.generic], ...]:
+        """Types that are cast to ``dtype`` when they are read, in native byte order; empty if none are."""
+        usual = self.dtype if self.stored is None else self.stored
+        found = {usual, *[dtype.newbyteorder("=") for dtype in set(self.dtypes.values())]}
+        return tuple(sorted(found - {self.dtype} if not self.steps else found, key=_dtype_text))
+
+    @property
+    def dtype_text(self) -> str:
+        """The type of the elements, and what it is cast from, if anything is: for people."""
+        if not self.cast_from:
+            return str(self.dtype)
+        before = " or ".join(map(str, self.cast_from))
+        return f"{self.dtype} (cast from {' to '.join([before, *map(str, self.steps)])})"
+
+    def cast(self, dtype: np.dtype[np.generic]) -> "Layout":
+        """Return the layout whose elements are cast to ``dtype``, in native byte order, after all casts made before."""
+        if dtype == self.dtype:
+            return self
+        steps = (*self.steps, self.dtype) if self.cast_from else ()
+        return replace(self, dtype=dtype, stored=self.dtype if self.stored is None else self.stored, steps=steps)
 
     def start_stop(self, shard: int) -> tuple[int, int]:
         """Return the global rows [start, stop) that a shard holds."""
@@ -329,6 +377,9 @@ class Layout:
             {i: self.sources[n] for i, n in enumerate(numbers) if n in self.sources} if self.sources else {},
             {i: self.dtypes[n] for i, n in enumerate(numbers) if n in self.dtypes} if self.dtypes else {},
             tuple([self.etags[n] for n in numbers]) if self.etags is not None else None,
+            self.stored,
+            self.steps,
+            self.options,
         )
 
     def __eq__(self, other: object) -> bool:
@@ -342,6 +393,32 @@ class Layout:
     def shard_of(self, row: int) -> int:
         """Return the number of the shard that holds a global row."""
         return int(self.ends.searchsorted(row, "right"))
+
+
+def native_dtype(dtype: object) -> np.dtype[np.generic]:
+    """Return a dtype, in native byte order, that the elements of a dataset can have.
+
+    Raises
+    ------
+    UnsupportedDtypeError
+        If it is no dtype, of Python objects, an array of its own, or of no size.
+    """
+    try:
+        found: np.dtype[np.generic] = np.dtype(dtype)  # type: ignore[call-overload]  # what it raises is the answer
+    except (TypeError, ValueError) as exc:
+        raise UnsupportedDtypeError(f"dtype={dtype!r} is not a dtype: {exc}") from exc
+    if dtype is None or found.hasobject:
+        raise UnsupportedDtypeError(f"dtype={dtype!r} is {found}, expected a dtype of plain values")
+    if found.subdtype is not None or not found.itemsize:
+        raise UnsupportedDtypeError(f"dtype={dtype!r} does not say one size, expected one such as {_SIZED!r}")
+    return found.newbyteorder("=")
+
+
+_SIZED = "U8"
+
+
+def _dtype_text(dtype: np.dtype[np.generic]) -> str:
+    return repr(dtype.descr) if dtype.names else dtype.str
 
 
 def _common_root(paths: Sequence[str]) -> str:

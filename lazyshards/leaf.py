@@ -6,10 +6,11 @@ import numpy as np
 import numpy.typing as npt
 
 from lazyshards.access import Access, accesses
+from lazyshards.errors import ShardReadError
 from lazyshards.formats import find_format
 from lazyshards.layout import Decoded, Extents, Layout, Packed, Planes, Shard
 from lazyshards.selection import Cell, Rows, cell_index, is_whole
-from lazyshards.storage.base import Part, Storage
+from lazyshards.storage.base import Part
 
 __all__ = ["fill"]
 
@@ -41,7 +42,7 @@ def fill(out: npt.NDArray[np.generic], rows: Rows, layout: Layout, cell: Cell) -
     if contiguous and _lies_packed(rows, layout, cell):
         layout.storage.fetch_into(_packed_parts(out, rows, layout))
         return
-    queue = _Queue(out, layout.storage)
+    queue = _Queue(out, layout)
     shards = layout.shards
     for segment in layout.segments(rows):
         shard = shards[segment.shard]
@@ -50,7 +51,7 @@ def fill(out: npt.NDArray[np.generic], rows: Rows, layout: Layout, cell: Cell) -
             if type(source) is Packed or type(source) is Extents:
                 queue.add(access, shard)
             elif type(source) is Planes:
-                _fill_planes(out, access, shard, source, layout.storage, cell)
+                _fill_planes(out, access, shard, source, layout, cell)
             else:
                 _fill_decoded(out, access, shard, layout, cell)
     queue.flush()
@@ -63,6 +64,7 @@ def _lies_packed(rows: Rows, layout: Layout, cell: Cell) -> TypeGuard[range]:
         and (rows.step == 1 or len(rows) == 1)
         and not layout.sources
         and not layout.dtypes
+        and layout.stored is None
         and is_whole(cell, layout.row_shape)
     )
 
@@ -90,11 +92,12 @@ def _packed_parts(out: npt.NDArray[np.generic], rows: range, layout: Layout) -> 
 class _Queue:
     """Reads of plain bytes that wait to be handed to the storage together."""
 
-    __slots__ = ("_nbytes", "_out", "_parts", "_staged", "_storage")
+    __slots__ = ("_layout", "_nbytes", "_out", "_parts", "_staged", "_storage")
 
-    def __init__(self, out: npt.NDArray[np.generic], storage: Storage) -> None:
+    def __init__(self, out: npt.NDArray[np.generic], layout: Layout) -> None:
         self._out = out
-        self._storage = storage
+        self._layout = layout
+        self._storage = layout.storage
         self._parts: list[Part] = []
         self._staged: list[tuple[npt.NDArray[np.generic], Access]] = []
         self._nbytes = 0
@@ -117,8 +120,21 @@ class _Queue:
         if self._parts:
             self._storage.fetch_into(self._parts)
         for block, access in self._staged:
-            self._out[access.target] = block[access.source]
+            _place(self._out, access, block, self._layout)
         self._parts, self._staged, self._nbytes = [], [], 0
+
+
+def _place(out: npt.NDArray[np.generic], access: Access, block: npt.NDArray[np.generic], layout: Layout) -> None:
+    """Put what is wanted of a block where it belongs, cast on the way if the layout says so."""
+    wanted = block[access.source]
+    try:
+        for step in layout.steps:
+            wanted = wanted.astype(step)
+        out[access.target] = wanted
+    except (ValueError, TypeError, OverflowError) as exc:  # text that is no number, say
+        raise ShardReadError(
+            f"{access.path!r} holds a value that cannot be cast from {block.dtype} to {layout.dtype}: {exc}"
+        ) from exc
 
 
 def _bytes_of(array: npt.NDArray[np.generic]) -> memoryview:
@@ -127,22 +143,21 @@ def _bytes_of(array: npt.NDArray[np.generic]) -> memoryview:
 
 
 def _fill_planes(
-    out: npt.NDArray[np.generic], access: Access, shard: Shard, planes: Planes, storage: Storage, cell: Cell
+    out: npt.NDArray[np.generic], access: Access, shard: Shard, planes: Planes, layout: Layout, cell: Cell
 ) -> None:
     """Read a block of rows of each wanted column, and write it transposed."""
     offsets = planes.offsets(shard.row_shape)[cell_index(cell)]
     start, stop = access.block.start, access.block.stop
     scratch = np.empty((offsets.size, stop - start), shard.dtype)
     itemsize = shard.dtype.itemsize
-    storage.fetch_into(
+    layout.storage.fetch_into(
         [
             Part(access.path, shard.stamp, offset + start * itemsize, _bytes_of(scratch[i]))
             for i, offset in enumerate(offsets.ravel().tolist())
         ]
     )
     columns = scratch.reshape(*offsets.shape, stop - start)
-    wanted = np.moveaxis(columns, -1, 0)[access.source]
-    out[access.target] = wanted
+    _place(out, access, np.moveaxis(columns, -1, 0), layout)
 
 
 def _fill_decoded(out: npt.NDArray[np.generic], access: Access, shard: Shard, layout: Layout, cell: Cell) -> None:
@@ -153,6 +168,6 @@ def _fill_decoded(out: npt.NDArray[np.generic], access: Access, shard: Shard, la
     if access.source is None:
         reader.read_into(shard, start, out[access.target], cell, layout.storage)
         return
-    scratch = np.empty(access.shape, layout.dtype)
+    scratch = np.empty(access.shape, shard.dtype.newbyteorder("="))
     reader.read_into(shard, start, scratch, cell, layout.storage)
-    out[access.target] = scratch[access.source]
+    _place(out, access, scratch, layout)

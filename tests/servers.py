@@ -106,7 +106,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         self._answer(body=True)
 
-    def log_message(self, format, *args):  # noqa: A002  # the name it has in the base class
+    def log_message(self, format, *args):  # the name it has in the base class
         pass
 
     def _answer(self, *, body):

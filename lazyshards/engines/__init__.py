@@ -7,13 +7,14 @@ import warnings
 import numpy as np
 
 from lazyshards.engines import bringup
-from lazyshards.engines.base import Array, Engine
+from lazyshards.engines.base import Array, Engine, PendingResult
 from lazyshards.engines.threads import ThreadEngine
 from lazyshards.errors import EngineFallbackWarning, UnsupportedDtypeError
 
 __all__ = [
     "Array",
     "Engine",
+    "PendingResult",
     "auto_engine",
     "check_engine_name",
     "choose_engine",

@@ -1,19 +1,28 @@
 """What an engine is: what allocates the result and runs the leaf once for each tile."""
 
-from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
 from lazyshards.plan import Capacity, ReadPlan
 
-__all__ = ["Array", "Engine", "Progress"]
+__all__ = ["Array", "Engine", "PendingResult"]
 
 Array: TypeAlias = Any
 """An array of the engine's own type: numpy.ndarray, cupynumeric.ndarray or cupy.ndarray."""
 
-Progress: TypeAlias = Callable[[int], None]
-"""Called with the number of rows that a tile has filled, from any thread."""
+
+class PendingResult(Protocol):
+    """A result that is being read."""
+
+    def result(self) -> Array:
+        """Wait for it, or raise what went wrong."""
+        ...
+
+    def cancel(self) -> None:
+        """Give it up; returns when nobody writes into it any more."""
+        ...
 
 
 class Engine(Protocol):
@@ -37,4 +46,12 @@ class Engine(Protocol):
 
         Blocks until every tile is done.
         """
+        ...
+
+    def begin(self, plan: ReadPlan) -> PendingResult:
+        """Begin to run the plan, to be waited for later; called between entering and leaving `reading`."""
+        ...
+
+    def reading(self) -> AbstractContextManager[None]:
+        """Return what must be entered while results are pending."""
         ...

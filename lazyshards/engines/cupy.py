@@ -1,5 +1,6 @@
 """The CuPy engine: one array on the current GPU, staged through pinned memory."""
 
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -43,3 +44,26 @@ class CupyEngine:
         for tile in plan.tiles:
             staging.fill_device(out[tile], plan.rows[tile], plan.layout, plan.cell)
         return out
+
+    def begin(self, plan: ReadPlan) -> "_Later":
+        """Return a result that is read when it is waited for: one GPU, one stream."""
+        return _Later(self, plan)
+
+    def reading(self) -> contextlib.AbstractContextManager[None]:
+        """Return nothing that matters."""
+        return contextlib.nullcontext()
+
+
+class _Later:
+    """A result that is read when it is asked for."""
+
+    def __init__(self, engine: CupyEngine, plan: ReadPlan) -> None:
+        self._engine = engine
+        self._plan = plan
+
+    def result(self) -> Any:
+        """Read it."""
+        return self._engine.execute(self._plan)
+
+    def cancel(self) -> None:
+        """Do nothing: nothing was begun."""

@@ -18,15 +18,16 @@ import sys
 import threading
 import weakref
 import zlib
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from lazyshards import errors
 from lazyshards.engines import bringup
+from lazyshards.engines.collector import collect_if_due, collector_off
 from lazyshards.engines.dtypes import why_not_legate
 from lazyshards.engines.ledger import Ledger, find_pool
+from lazyshards.engines.threads import PendingArray, ThreadEngine
 from lazyshards.errors import EngineError
 from lazyshards.layout import Layout
 from lazyshards.leaf import fill
@@ -63,6 +64,7 @@ _USABLE_BLIND = 0.6
 _PLAIN_NBYTES = 64 << 10
 """Bytes of a plan up to which it is not compressed: below, compressing takes longer than it saves."""
 _HUGE_NBYTES = 2 << 20
+_threads = ThreadEngine()
 _MADV_HUGEPAGE = 14
 
 
@@ -109,20 +111,29 @@ class LegateEngine:
             buffer = np.empty(plan.shape, plan.dtype)
             fill(buffer, plan.rows, plan.layout, plan.cell)
             return cupynumeric.asarray(buffer)
-        runtime = get_legate_runtime()
+        with collector_off():
+            return self._launch(plan, out).result()
+
+    def begin(self, plan: ReadPlan) -> "_Launched | _Handed":
+        """Begin to read the plan: on threads where all memory is this process's, else in a launch."""
+        _check_caller()
+        if _shares_instance() or not plan.tile_count:
+            return _Handed(self, plan, _threads.begin(plan))
+        return self._launch(plan, None)
+
+    def reading(self) -> contextlib.AbstractContextManager[None]:
+        """Return what must be entered while leaves run: the cyclic collector may not drop Legate's arrays on theirs."""
+        return collector_off()
+
+    def _launch(self, plan: ReadPlan, out: Any) -> "_Launched":
         result = out
         if out is None:
             if plan.nbytes > SMALL_NBYTES:
                 # What was dropped gives its memory back only once Legate has dealt with it.
-                runtime.issue_execution_fence(block=True)
+                get_legate_runtime().issue_execution_fence(block=True)
             result = cupynumeric.empty(plan.shape, plan.dtype)
         number = self._take(result, plan.nbytes) if out is None else None
-        with _collector_off():
-            table = _launch(plan, as_logical_array(result).data)
-        _raise_failure(table)
-        if number is not None and _shares_instance():
-            self._place(number, int(table[0, _ADDRESS].copy().view(np.uint64)[0]))
-        return result
+        return _Launched(self, result, number, _launch(plan, as_logical_array(result).data))
 
     def _take(self, result: Any, nbytes: int) -> int | None:
         """Note that a result is alive, until it is dropped."""
@@ -132,13 +143,61 @@ class LegateEngine:
         weakref.finalize(result, self._ledger.remove, number).atexit = False
         return number
 
-    def _place(self, number: int, address: int) -> None:
+    def adopt(self, array: np.ndarray[Any, np.dtype[np.generic]]) -> Any:
+        """Return a NumPy array that nobody else holds as a cuPyNumeric one."""
+        result = cupynumeric.asarray(array)
+        self._take(result, array.nbytes)
+        return result
+
+    def place(self, number: int, address: int) -> None:
         """Note where a result lies in the pool."""
         ledger = self._ledger
         assert ledger is not None
         if not ledger.is_placed:
             ledger.place_pool(find_pool(address, ledger.nbytes))
         ledger.place(number, address)
+
+
+class _Launched:
+    """A result that leaves are filling."""
+
+    def __init__(self, engine: LegateEngine, array: Any, number: int | None, status: Any) -> None:
+        self._engine = engine
+        self._array = array
+        self._number = number
+        self._status = status
+
+    def result(self) -> Any:
+        """Wait for all tiles and return the array, or raise the first tile's error."""
+        collect_if_due()
+        # Waits for this launch alone, and frees the interpreter lock meanwhile.
+        table = np.asarray(self._status.get_physical_store())
+        _raise_failure(table)
+        if self._number is not None and _shares_instance():
+            self._engine.place(self._number, int(table[0, _ADDRESS].copy().view(np.uint64)[0]))
+        return self._array
+
+    def cancel(self) -> None:
+        """Wait until nobody writes into the array any more."""
+        np.asarray(self._status.get_physical_store())
+
+
+class _Handed:
+    """A result that threads read into memory of ours, handed to cuPyNumeric when it is asked for."""
+
+    def __init__(self, engine: LegateEngine, plan: ReadPlan, pending: PendingArray) -> None:
+        self._engine = engine
+        self._plan = plan
+        self._pending = pending
+
+    def result(self) -> Any:
+        """Wait for all tiles and return the array, or raise the first tile's error."""
+        _check_caller()
+        return self._engine.adopt(self._pending.result())
+
+    def cancel(self) -> None:
+        """Give the array up."""
+        self._pending.cancel()
 
 
 def _check_caller() -> None:
@@ -188,20 +247,8 @@ def _is_read_here(plan: ReadPlan) -> bool:
     return plan.tile_count == 1 and plan.nbytes <= SMALL_NBYTES and _started.node_count == 1
 
 
-@contextlib.contextmanager
-def _collector_off() -> Iterator[None]:
-    """Keep the cyclic collector from running on a leaf's thread, where it may not drop a cuPyNumeric array."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-def _launch(plan: ReadPlan, store: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Launch one leaf a tile and return the status table once all of them are done."""
+def _launch(plan: ReadPlan, store: Any) -> Any:
+    """Launch one leaf a tile and return the store in which each will say how it went."""
     runtime = get_legate_runtime()
     count, tile_rows = plan.tile_count, plan.tile_rows
     if count > 1 and _shares_instance():
@@ -219,8 +266,7 @@ def _launch(plan: ReadPlan, store: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
     launch.add_output(status.partition_by_tiling((1, _STATUS_NBYTES)))
     launch.add_scalar_arg(_encode(plan), legate_types.string_type)
     launch.execute()
-    # Waits for this launch alone, and frees the interpreter lock meanwhile.
-    return np.asarray(status.get_physical_store())
+    return status
 
 
 def _raise_failure(table: np.ndarray[Any, np.dtype[np.uint8]]) -> None:

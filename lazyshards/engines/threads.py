@@ -1,19 +1,23 @@
 """The NumPy engine: one result in memory, tiles filled by a pool of threads."""
 
+import contextlib
 import mmap
 import os
 import threading
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from math import prod
 
 import numpy as np
 import numpy.typing as npt
 
+from lazyshards.engines import bringup
+from lazyshards.engines.collector import collect_if_due, collector_off
 from lazyshards.errors import EngineError
 from lazyshards.leaf import fill
 from lazyshards.plan import Capacity, ReadPlan
 
-__all__ = ["ThreadEngine", "allocate", "cpu_count"]
+__all__ = ["PendingArray", "ThreadEngine", "allocate", "cpu_count"]
 
 _HUGE_NBYTES = 2 << 20
 """Size of a huge page on x86-64 and 64-bit Arm; smaller results gain nothing from the advice."""
@@ -70,18 +74,56 @@ class ThreadEngine:
         if plan.tile_count <= 1:
             fill(out, plan.rows, plan.layout, plan.cell)
             return out
-        tiles = plan.tiles
+        with self.reading():
+            return self._submit(plan, out).result()
+
+    def begin(self, plan: ReadPlan) -> "PendingArray":
+        """Begin to read the plan on threads."""
+        return self._submit(plan, allocate(plan.shape, plan.dtype))
+
+    def reading(self) -> contextlib.AbstractContextManager[None]:
+        """Return what must be entered while threads read: where Legate runs, they may not collect its arrays."""
+        return collector_off() if bringup.started() is not None else contextlib.nullcontext()
+
+    @staticmethod
+    def _submit(plan: ReadPlan, out: npt.NDArray[np.generic]) -> "PendingArray":
         pool = _pool()
-        futures = [pool.submit(fill, out[tile], plan.rows[tile], plan.layout, plan.cell) for tile in tiles]
+        return PendingArray(
+            out, [pool.submit(fill, out[tile], plan.rows[tile], plan.layout, plan.cell) for tile in plan.tiles]
+        )
+
+
+class PendingArray:
+    """An array that threads are filling.
+
+    Parameters
+    ----------
+    out : ndarray
+        What they fill.
+    futures : sequence of Future
+        One for each tile.
+    """
+
+    def __init__(self, out: npt.NDArray[np.generic], futures: Sequence[Future[None]]) -> None:
+        self._out = out
+        self._futures = futures
+
+    def result(self) -> npt.NDArray[np.generic]:
+        """Wait for all tiles and return the array, or raise the first tile's error."""
+        collect_if_due()
         try:
-            for future in futures:
+            for future in self._futures:
                 future.result()
         except BaseException:
-            for future in futures:
-                future.cancel()
-            wait(futures)  # nobody may write into the array after it was given up
+            self.cancel()
             raise
-        return out
+        return self._out
+
+    def cancel(self) -> None:
+        """Give the array up; returns when nobody writes into it any more."""
+        for future in self._futures:
+            future.cancel()
+        wait(self._futures)
 
 
 def _check_out(out: object, plan: ReadPlan) -> None:

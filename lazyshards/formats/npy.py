@@ -190,6 +190,8 @@ def _describe(
         )
     if not shape:
         return Fault(path, "holds a 0-d array (a single value), expected an array with a row axis")
+    if not dtype.itemsize or prod([max(size, 1) for size in shape]) * dtype.itemsize >= 1 << 63:
+        return Fault(path, f"has shape {shape} and dtype {dtype}, expected what an array of NumPy can have")
     rows, row_shape = shape[0], shape[1:]
     source = Planes(start, rows * dtype.itemsize) if fortran and row_shape else Packed(start)
     return _Header(rows, row_shape, dtype, source, start + prod(shape) * dtype.itemsize)

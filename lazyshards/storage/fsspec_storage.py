@@ -165,7 +165,7 @@ class FsspecStorage:
             problem = ImportError(self._clean(f"{path!r} cannot be opened: {exc}"))
         except ValueError as exc:
             problem = ValueError(self._clean(f"{path!r} cannot be opened: {exc}"))
-        except Exception as exc:  # noqa: BLE001  # whatever a file system raises while it is made
+        except Exception as exc:  # noqa: BLE001  # a file system raises anything
             problem, cause = self._error(path, exc, "opened")
             problem.__cause__ = cause
         raise problem
@@ -235,7 +235,7 @@ class FsspecStorage:
         return [stamps[path] for path in paths]
 
     async def _infos(self, mount: Mount, group: Sequence[tuple[str, str]]) -> list[Any]:
-        calls = [again_async(partial(mount.fs._info, inner), self.retry) for _, inner in group]  # noqa: SLF001
+        calls = [again_async(partial(mount.fs._info, inner), self.retry) for _, inner in group]  # noqa: SLF001  # fsspec's own interface
         return await asyncio.gather(*calls, return_exceptions=True)
 
     def _ask(self, mount: Mount, path: str, what: str, method: str, *args: object, **kwargs: object) -> Any:
@@ -254,7 +254,7 @@ class FsspecStorage:
     def _translated(self, path: str, what: str, call: Callable[[], _T]) -> _T:
         try:
             return call()
-        except Exception as exc:  # noqa: BLE001  # whatever a file system raises
+        except Exception as exc:  # noqa: BLE001  # a file system raises anything
             error, cause = self._error(path, exc, what)
         raise error from cause
 

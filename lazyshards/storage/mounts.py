@@ -134,7 +134,7 @@ class Mount:
 
     def strip(self, link: str) -> str:
         """Return a link as the file system's own methods take it."""
-        return str(self.fs._strip_protocol(link))  # noqa: SLF001  # fsspec's name for it is not private in use
+        return str(self.fs._strip_protocol(link))  # noqa: SLF001  # fsspec's own interface
 
 
 class _Registry:

@@ -73,11 +73,11 @@ async def _read_s3(mount: Mount, path: str, start: int, stop: int, into: memoryv
     bucket, key, version = fs.split_path(path)
     named = {"VersionId": version} if version else {}
     try:
-        answer = await fs._call_s3("get_object", Bucket=bucket, Key=key, Range=f"bytes={start}-{stop - 1}", **named)  # noqa: SLF001
+        answer = await fs._call_s3("get_object", Bucket=bucket, Key=key, Range=f"bytes={start}-{stop - 1}", **named)  # noqa: SLF001  # fsspec's own interface
     except OSError as exc:
         if not _is_past_end(exc):
             raise
-        stamp = stamp_of(await fs._info(path, refresh=True))  # noqa: SLF001
+        stamp = stamp_of(await fs._info(path, refresh=True))  # noqa: SLF001  # fsspec's own interface
         return Reply(memoryview(b""), 0, stamp)
     body = answer["Body"]
     try:
@@ -205,12 +205,12 @@ def _http_timeout() -> object:
 async def _read_async(mount: Mount, path: str, start: int, stop: int, into: memoryview | None) -> Reply:
     """Read by fsspec's common call, which tells nothing of the file that the bytes are from."""
     fs = mount.fs
-    data = await fs._cat_file(path, start=start, end=stop)  # noqa: SLF001  # the asynchronous interface of fsspec
+    data = await fs._cat_file(path, start=start, end=stop)  # noqa: SLF001  # fsspec's own interface
     if len(data) > stop - start:
         raise BadReplyError(f"{len(data):,} bytes came where {stop - start:,} were asked for, from byte {start:,} on")
     if len(data) == stop - start:
         return Reply(memoryview(data), len(data), None)
-    stamp = stamp_of(await fs._info(path), mount.inside)  # noqa: SLF001
+    stamp = stamp_of(await fs._info(path), mount.inside)  # noqa: SLF001  # fsspec's own interface
     _check_end(len(data), start, stop, stamp.size)
     return Reply(memoryview(data), len(data), stamp)
 
@@ -228,7 +228,7 @@ def read_blocking(mount: Mount, path: str, start: int, stop: int, into: memoryvi
     with mount.fs.open(path, "rb") as file:
         if isinstance(file, AbstractBufferedFile):
             # Its own cache would read 5 MiB ahead for each range.
-            file.cache = BaseCache(file.blocksize, file._fetch_range, file.size)  # noqa: SLF001
+            file.cache = BaseCache(file.blocksize, file._fetch_range, file.size)  # noqa: SLF001  # fsspec's own interface
         file.seek(start)
         count = _read_full(file, out)
     if count == len(out):

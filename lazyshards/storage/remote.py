@@ -1,6 +1,9 @@
 """From URLs to the storage that serves them."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import fsspec
 
 from lazyshards.storage.base import OnChange, Storage
 from lazyshards.storage.fsspec_storage import FsspecStorage
@@ -31,5 +34,18 @@ def open_remote(paths: Sequence[str], options: Mapping[str, object], on_change: 
             raise type(exc)(f"{hidden!r} cannot be opened: {exc}") from None
         if "://" not in address.link:
             raise ValueError(f"{hidden!r} is a path of this machine, given together with URLs: give one kind")
-        names.append(address.name)
+        names.append(address._replace(suffix=_absolute(address.suffix)).name)
     return FsspecStorage(dict(options), on_change, vault=vault), names
+
+
+def _absolute(suffix: str) -> str:
+    """Return the rest of a chain with its paths of this machine made absolute, so that they stay right elsewhere."""
+    links = []
+    for link in suffix.split("::"):
+        scheme, separator, path = link.partition("://")
+        if separator and scheme in {"file", "local"}:
+            link = f"{scheme}://{Path(path).absolute()}"  # noqa: PLW2901
+        elif link and not separator and link not in fsspec.available_protocols():
+            link = f"file://{Path(link).absolute()}"  # noqa: PLW2901
+        links.append(link)
+    return "::".join(links)

@@ -170,7 +170,7 @@ def again(call: Callable[[], _T], retry: Retry, lock: AbstractContextManager[obj
         try:
             with lock or contextlib.nullcontext():
                 return call()
-        except Exception as exc:  # noqa: BLE001  # which of them pass is decided in one place
+        except Exception as exc:  # noqa: BLE001  # a file system raises anything
             pause = attempts.pause_after(exc)
         time.sleep(pause)
 
@@ -186,6 +186,6 @@ async def again_async(call: Callable[[], Awaitable[_T]], retry: Retry) -> _T:
     while True:
         try:
             return await call()
-        except Exception as exc:  # noqa: BLE001  # which of them pass is decided in one place
+        except Exception as exc:  # noqa: BLE001  # a file system raises anything
             pause = attempts.pause_after(exc)
         await asyncio.sleep(pause)

@@ -91,7 +91,7 @@ async def _work(
     for target in queue:
         try:
             answers[target.number] = await _ask(read, target, retry, heads=heads)
-        except Exception as exc:  # noqa: BLE001  # kept in its place, and translated there
+        except Exception as exc:  # noqa: BLE001  # a file system raises anything
             answers[target.number] = exc
             if not heads:
                 raise _StopError from None
@@ -105,7 +105,7 @@ async def _ask(read: AsyncReader, target: Target, retry: Retry, *, heads: bool) 
         return _settled(request, reply)
     stamp = reply.stamp or listed
     if stamp is None or stamp.size < 0:
-        stamp = stamp_of(await again_async(partial(mount.fs._info, path), retry), mount.inside)  # noqa: SLF001
+        stamp = stamp_of(await again_async(partial(mount.fs._info, path), retry), mount.inside)  # noqa: SLF001  # fsspec's own interface
     return reply._replace(stamp=stamp)
 
 
@@ -119,7 +119,7 @@ def _send_blocking(
             return
         try:
             answers[target.number] = _ask_blocking(target, retry, heads=heads)
-        except Exception as exc:  # noqa: BLE001  # kept in its place, and translated there
+        except Exception as exc:  # noqa: BLE001  # a file system raises anything
             answers[target.number] = exc
             if not heads:
                 stop.set()
@@ -162,11 +162,11 @@ def _single_out(request: Request) -> memoryview | None:
     return None
 
 
-def run_coroutine(loop: asyncio.AbstractEventLoop, work: Any) -> Any:  # noqa: ANN401
+def run_coroutine(loop: asyncio.AbstractEventLoop, work: Any) -> Any:
     """Run a coroutine on the loop's own thread; an interrupt ends it, and nothing of it goes on."""
     ended = threading.Event()
 
-    async def whole() -> Any:  # noqa: ANN401
+    async def whole() -> Any:
         try:
             return await work
         finally:

@@ -147,7 +147,7 @@ def test_other_threads_are_refused_or_served(pairs, engine):
     """On a thread that an engine cannot serve, compute() is a clear error; the process and its datasets go on."""
     ((ds, whole),) = pairs(1, engine)
     if engine == "legate":
-        with pytest.raises(EngineError, match='main one.*engine="numpy"'):
+        with pytest.raises(EngineError, match=r'main one.*engine="numpy"'):
             in_threads(1, lambda _: ds.compute())
     else:
         in_threads(1, lambda _: assert_same(ds.compute(), whole))

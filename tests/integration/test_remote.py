@@ -1,9 +1,12 @@
 """Remote storage against real servers on loopback, which count what they are asked and fail as they are told."""
 
+import io
 import os
 import pickle
 import signal
+import tarfile
 import threading
+import traceback
 import zipfile
 from pathlib import Path
 from types import MappingProxyType
@@ -195,13 +198,22 @@ def test_memory_and_zip(tmp_path):
     fs.rm(f"/{tmp_path.name}", recursive=True)
 
 
-def test_zip_from_many_threads(tmp_path):
+@pytest.mark.parametrize("kind", ["zip", "tar"])
+def test_an_archive_from_many_threads(tmp_path, kind):
     """Threads that read one archive at a time each get their own member's rows."""
     whole = example_array((4000, 5), "i4")
-    with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-        for file, data in shards_of(whole, *range(250, 4000, 250)).items():
-            archive.writestr(f"set/{file}", data)
-    ds = open_shards(f"zip://set::file://{tmp_path}/a.zip")
+    files = shards_of(whole, *range(250, 4000, 250))
+    if kind == "zip":
+        with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+            for file, data in files.items():
+                archive.writestr(f"set/{file}", data)
+    else:
+        with tarfile.open(tmp_path / "a.tar", "w") as archive:
+            for file, data in files.items():
+                member = tarfile.TarInfo(f"set/{file}")
+                member.size = len(data)
+                archive.addfile(member, io.BytesIO(data))
+    ds = open_shards(f"{kind}://set::file://{tmp_path}/a.{kind}")
     wrong = []
 
     def read(seed):
@@ -243,6 +255,16 @@ def test_listings_of_s3_are_fresh(s3):
     assert_same(open_shards("s3://fresh/set/", storage_options=s3.options).compute(), whole[:6])
 
 
+def test_an_opened_object_is_the_newest(s3):
+    """A file object is of the object as it is, not as a listing once told."""
+    s3.put("newest", {"set/a.bin": b"0123"})
+    storage, (place,) = open_storage(["s3://newest/set"], s3.options, "raise")
+    storage.find(place)
+    s3.put("newest", {"set/a.bin": b"456789"})
+    with storage.open(f"{place}/a.bin") as file:
+        assert file.read() == b"456789"
+
+
 @pytest.mark.parametrize("ranges", [True, False], ids=["ranges", "no ranges"])
 def test_http_dataset(http, ranges):
     """Exact rows over HTTP, from a page of links, a pattern, one file, and a list."""
@@ -254,6 +276,128 @@ def test_http_dataset(http, ranges):
     assert_same(open_shards(f"{http.url}/set/shard_1.npy").compute(), whole[3:10])
     paths = [f"{http.url}/set/shard_{i}.npy" for i in (2, 0)]
     assert_same(open_shards(paths)[5:12].compute(), np.concatenate([whole[15:20], whole[:2]]))
+
+
+def test_an_archive_over_http(http, tmp_path):
+    """A zip archive on a server is read there, and one that was replaced is told."""
+    whole = example_array((20, 3), "f4")
+
+    def publish(array):
+        with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+            for file, data in shards_of(array, 8).items():
+                archive.writestr(f"set/{file}", data)
+        http.files["/a.zip"] = (tmp_path / "a.zip").read_bytes()
+
+    publish(whole)
+    url = f"zip://set::{http.url}/a.zip"
+    ds = open_shards(url)
+    assert_same(ds.compute(), whole)
+    publish(whole[::-1])
+    with pytest.raises(ShardChangedError, match=r"shard_0\.npy"):
+        ds.compute()
+    assert_same(open_shards(url).compute(), whole[::-1])
+
+
+def test_empty_files(http, s3):
+    """A file without a byte, which has no range that could be asked for, is told from one that is missing."""
+    http.files = {"/set/a.bin": b"", "/set/b.bin": b"1"}
+    s3.put("empty", {"set/a.bin": b"", "set/b.bin": b"1"})
+    for root, options in ((f"{http.url}/set", {}), ("s3://empty/set", s3.options)):
+        storage = FsspecStorage(options)
+        a, b, c = storage.heads([f"{root}/{name}.bin" for name in "abc"], 10)
+        assert (a.data, a.stamp.size, a.error) == (b"", 0, None)
+        assert (b.data, b.stamp.size, b.error) == (b"1", 1, None)
+        assert isinstance(c.error, FileNotFoundError)
+        assert storage.fetch([(f"{root}/a.bin", 0, 5), (f"{root}/b.bin", 1, 5)]) == [b"", b""]
+
+
+@pytest.mark.parametrize("place", ["directory", "file", "list", "missing", "forbidden", "broken"])
+def test_no_secret_is_shown(http, caplog, place):
+    """A password and a signature in URLs work, and are in no text, error, cause or log of the package."""
+    whole = example_array((20, 3), "f4")
+    http.files = {f"/set/{name}": data for name, data in shards_of(whole, 8).items()}
+    base = http.url.replace("://", "://ann:planted-1@")
+    signed = "?X-Amz-Signature=planted-2"
+    paths = {
+        "directory": f"{base}/set/",
+        "file": f"{base}/set/shard_0.npy{signed}",
+        "list": [f"{base}/set/shard_{i}.npy{signed}{i}" for i in range(2)],
+    }
+    shown = []
+    with caplog.at_level("DEBUG", logger="lazyshards"):
+        try:
+            if place == "missing":
+                open_shards(f"{base}/none/a.npy{signed}")
+            ds = open_shards(paths.get(place, paths["list"]))
+            shown += [repr(ds), str(ds), repr(ds._layout) if hasattr(ds, "_layout") else ""]
+            if place in {"forbidden", "broken"}:
+                http.fault = lambda seen, number: 403 if place == "forbidden" else 400
+            assert_same(ds.compute(), whole[:8] if place == "file" else whole)
+        except (ShardReadError, ShardsNotFoundError) as exc:
+            shown += traceback.format_exception(exc)
+            assert place in {"missing", "forbidden", "broken"}
+    text = "".join([*shown, caplog.text])
+    assert "planted" not in text
+    assert "ann:" not in text
+    if place not in {"directory", "file", "missing"}:
+        assert any("planted-2" in seen.path for seen in http.seen)
+
+
+def test_any_registered_protocol(tmp_path):
+    """A file system of the user's own, a few bytes at a time and then failing, is read as far as it works."""
+    whole = example_array((24, 2), "f4")
+    files = shards_of(whole, *range(4, 24, 4))
+    broken = set()
+
+    class File(io.RawIOBase):
+        def __init__(self, name):
+            self.name, self.data, self.at = name, files[name], 0
+
+        def readable(self):
+            return True
+
+        def seekable(self):
+            return True
+
+        def seek(self, at, whence=0):
+            self.at = at + (0, self.at, len(self.data))[whence]
+            return self.at
+
+        def readinto(self, out):
+            if self.name in broken:
+                raise OSError(5, "input/output error")
+            data = self.data[self.at : self.at + min(len(out), 7)]
+            out[: len(data)] = data
+            self.at += len(data)
+            return len(data)
+
+    class Odd(fsspec.AbstractFileSystem):
+        protocol, cachable = "odd", False
+
+        def ls(self, path, detail=True, **kwargs):
+            if not path.strip("/"):
+                return [{"name": "box", "size": 0, "type": "directory"}]
+            found = [
+                {"name": f"box/{name}", "size": len(data), "type": "file"}
+                for name, data in files.items()
+                if path.strip("/") in {"box", f"box/{name}"}
+            ]
+            if not found:
+                raise FileNotFoundError(path)
+            return found if detail else [info["name"] for info in found]
+
+        def _open(self, path, mode="rb", **kwargs):
+            return File(path.rpartition("/")[2])
+
+    fsspec.register_implementation("odd", Odd, clobber=True)
+    ds = open_shards("odd://box")
+    assert_same(ds.compute(), whole)
+    broken.add("shard_3.npy")
+    with pytest.raises(ShardReadError, match=r"odd://box/shard_3\.npy' cannot be read: input/output error"):
+        ds.compute()
+    assert_same(ds[:12].compute(), whole[:12])
+    broken.clear()
+    assert_same(ds.compute(), whole)
 
 
 # ------------------------------------------------------------------------------------------- cost
@@ -465,24 +609,30 @@ def test_policies(http):
 
 
 def test_interrupt(http):
-    """An interrupt ends a read at once, and the storage works afterwards."""
-    http.files = {"/a.bin": bytes(1000)}
-    storage = FsspecStorage()
-    parts, _ = parts_of(storage, [(f"{http.url}/a.bin", 0, 1000)])
+    """An interrupt ends a read at once: no request is sent after it, nothing is written, and the storage works on."""
+    http.files = {"/a.bin": bytes([1]) * 10_000}
+    storage = FsspecStorage(request_nbytes=1000, concurrency=1)
+    parts, (buffer,) = parts_of(storage, [(f"{http.url}/a.bin", 0, 10_000)])
+    http.forget()
     release = threading.Event()
 
     def fault(seen, number):
-        os.kill(os.getpid(), signal.SIGINT)
-        release.wait(5)
+        if number == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+            release.wait(5)
 
     http.fault = fault
     try:
         with pytest.raises(KeyboardInterrupt):
             storage.fetch_into(parts)
     finally:
-        http.fault = lambda seen, number: None
         release.set()
+    assert bytes(buffer) == bytes([1]) * 2000 + bytes(8000)
+    assert storage.fetch([(f"{http.url}/a.bin", 0, 3)]) == [bytes([1]) * 3]
+    assert len(http.seen) == 4
+    assert bytes(buffer) == bytes([1]) * 2000 + bytes(8000)
     storage.fetch_into(parts)
+    assert bytes(buffer) == bytes([1]) * 10_000
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")

@@ -31,6 +31,7 @@ def shards(directory, counts, **options):
 
 
 def digests(directory):
+    """Return a digest of each file of a directory."""
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in directory.iterdir()}
 
 
@@ -165,7 +166,7 @@ def sparse(path, shape, marks):
 
 @pytest.fixture(scope="module")
 def long_shards(tmp_path_factory):
-    """A shard of more than 2**31 rows, and a small one."""
+    """Give a shard of more than 2**31 rows, and a small one."""
     directory = tmp_path_factory.mktemp("long")
     sparse(directory / "s0.npy", (LONG,), {0: 1, 2**31 - 1: 2, 2**31: 3, LONG - 1: 4})
     np.save(directory / "s1.npy", np.arange(100, 200, dtype="u1"))
@@ -233,6 +234,7 @@ def test_opening_a_huge_shard_reads_its_head(long_shards):
 
 
 def joined(batches):
+    """Return the rows of all batches."""
     return np.concatenate([np.asarray(batch) for batch in batches])
 
 
@@ -270,7 +272,7 @@ SHUFFLES = [{}, {"shuffle": True, "seed": 7}, {"shuffle": True, "seed": 7, "drop
 
 @pytest.fixture
 def uneven(tmp_path):
-    """A dataset of 53 rows in uneven shards, opened anew by each call."""
+    """Give 53 rows in uneven shards, opened anew by each call."""
     directory, whole = shards(tmp_path, [9, 0, 14, 1, 11, 5, 13], width=2, dtype="i8")
     return (lambda: open_shards(directory)), whole
 
@@ -299,7 +301,7 @@ def test_a_state_continues_where_it_was_taken(uneven, options):
         assert_same(next(steps), expected)
     for done, state in enumerate(states):
         resumed = ds().batches(8, **options)
-        resumed.load_state_dict(pickle.loads(state))
+        resumed.load_state_dict(pickle.loads(state))  # noqa: S301  # our own
         assert_same(joined(resumed), np.concatenate(full[done:]))
 
 
@@ -323,7 +325,7 @@ def test_a_state_reproduces_an_unseeded_shuffle(uneven):
     assert sorted(found[:, 0].tolist()) == whole[:, 0].tolist()
     assert (np.random.get_state()[1].tolist(), random.getstate()) == before  # noqa: NPY002
     other = ds().batches(6, shuffle=True, seed=None)
-    other.load_state_dict(pickle.loads(state))
+    other.load_state_dict(pickle.loads(state))  # noqa: S301  # our own
     assert_same(joined(other), found)
 
 
@@ -333,7 +335,7 @@ def test_a_shard_that_vanishes_between_batches(tmp_path):
     ds = open_shards(directory)
     (directory / "shard_0003.npy").unlink()
     found = []
-    with pytest.raises(LazyShardsError, match=r"shard_0003\.npy"):
+    with pytest.raises(LazyShardsError, match=r"shard_0003\.npy"):  # noqa: PT012  # the loop is what must fail
         for batch in ds.batches(3):
             found.append(np.asarray(batch).copy())  # noqa: PERF401  # those before the error are wanted
     assert all(len(batch) == 3 for batch in found)

@@ -25,6 +25,7 @@ def root():
 
 
 def examples(count):
+    """Return settings for this many examples."""
     return settings(
         max_examples=count,
         deadline=None,

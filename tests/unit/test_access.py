@@ -57,12 +57,14 @@ def datasets(tmp_path_factory):
 
 
 def plan_of(ds, index, workers=1, **options):
+    """Return the plan of an index for this many workers."""
     layout = ds._layout
     selection = select(select_all(layout.rows, layout.row_shape), index)
     return compile_plan(layout, selection, Capacity(workers), **options)
 
 
 def every_request():
+    """Return each kind of shard, in each row shape, under each index."""
     # Columns of a Fortran shard are one read each: very wide ones are left to the other kinds.
     return [
         pytest.param(kind, shape, index, id=f"{kind}-{shape}-{index}")
@@ -87,7 +89,7 @@ def test_every_element_once(datasets, kind, shape, index):
 
 @pytest.mark.parametrize(("kind", "shape", "index"), every_request())
 def test_the_plans_numbers_are_what_happens(datasets, kind, shape, index):
-    """The requests and bytes that a plan counts are those that the leaves make, tile by tile, and the result is right."""
+    """The requests and bytes that a plan counts are those that the leaves make, tile by tile."""
     ds, whole = datasets(kind, shape)
     storage = RecordingStorage(LocalStorage())
     plan = plan_of(with_storage(ds, storage), index, workers=3, tiles_per_processor=1)
@@ -137,6 +139,12 @@ def test_a_few_columns_of_fortran_shards_read_those_only(datasets):
     ds, _ = datasets("fortran", (3, 5))
     plan = plan_of(ds, (slice(None), 1, slice(2, 4)))
     assert (plan.requests, plan.bytes_read) == (3 * 2, plan.nbytes)
+
+
+def test_rows_of_a_column_are_read_together(tmp_path):
+    """Where each column is a read, rows that lie far apart in it are still one read a column."""
+    ds = open_shards(write_npy_shards(tmp_path, [np.asfortranarray(np.zeros((20_000, 2)))]))
+    assert plan_of(ds, [0, 19_000]).requests == 2
 
 
 def test_repeated_rows_are_read_once(datasets):

@@ -288,7 +288,7 @@ def test_other_files_are_named(tmp_path):
     """An error about a directory without shards says what it does hold."""
     for i in range(8):
         (tmp_path / f"notes_{i}.txt").write_text("no shard here")
-    with pytest.raises(ShardsNotFoundError, match="notes_0.txt.* and 3 more"):
+    with pytest.raises(ShardsNotFoundError, match=r"notes_0.txt.* and 3 more"):
         open_shards(tmp_path)
 
 
@@ -435,7 +435,7 @@ def test_links_in_a_circle_are_told(tmp_path):
 def test_unknown_format(tmp_path):
     """A format that does not exist is an error that lists those that do."""
     touch(tmp_path, "a.npy")
-    with pytest.raises(FormatError, match="'nosuch'.*npy"):
+    with pytest.raises(FormatError, match=r"'nosuch'.*npy"):
         open_shards(tmp_path, format="nosuch")
 
 
@@ -449,7 +449,9 @@ class OtherFormat(type(find_format("npy"))):
 
 @pytest.fixture
 def _two_formats(monkeypatch):
-    monkeypatch.setitem(formats._FORMATS, "other", OtherFormat())
+    other = OtherFormat()
+    monkeypatch.setitem(formats._FORMATS, "other", other)
+    monkeypatch.setitem(formats._BY_SUFFIX, ".oth", other)
 
 
 @pytest.mark.usefixtures("_two_formats")

@@ -67,14 +67,13 @@ def test_no_axes_have_no_len(opened):
         list(ds[0])
 
 
-def test_sizes_beyond_64_bits_do_not_wrap(tmp_path):
+def test_sizes_beyond_64_bits_do_not_wrap():
     """Sizes are Python integers: a dataset of very many bytes says how many."""
-    (tmp_path / "s.npy").write_bytes(b"")
-    from lazyshards.layout import Extent, Extents, Layout, Shard
+    from lazyshards.layout import Layout, Packed, Shard
     from lazyshards.selection import select_all
     from lazyshards.storage import Stamp
 
-    shards = [Shard("/d/s", 2**40, (2**20,), np.dtype("f8"), Stamp(1), Extents((Extent(0, 2**40, "", 128),)))]
+    shards = [Shard("/d/s", 2**40, (2**20,), np.dtype("f8"), Stamp(1), Packed(128))]
     ds = ShardedDataset(Layout.from_shards(shards, "npy", LocalStorage()), select_all(2**40, (2**20,)), "numpy")
     assert (ds.size, ds.nbytes) == (2**60, 2**63)
 
@@ -162,7 +161,7 @@ def test_pickle(opened):
     """A dataset that travelled is equal, has the same engine and reads the same."""
     ds, whole = opened((3, 0, 4))
     part = ds[5:1:-2, 1:]
-    again = pickle.loads(pickle.dumps(part))
+    again = pickle.loads(pickle.dumps(part))  # noqa: S301  # our own
     assert again == part
     assert again.engine == "numpy"
     assert_same(again.compute(), whole[5:1:-2, 1:])
@@ -396,7 +395,7 @@ def test_set_engine(write, fresh_choice):
 def test_unknown_engines(write):
     """An engine that does not exist is refused wherever it is named, with those that do."""
     path, _ = write((3,))
-    with pytest.raises(ValueError, match="'dask'.*'numpy'"):
+    with pytest.raises(ValueError, match=r"'dask'.*'numpy'"):
         open_shards(path, engine="dask")
     with pytest.raises(ValueError, match="'dask'"):
         lazyshards.set_engine("dask")
@@ -417,7 +416,7 @@ def test_a_missing_engine_says_what_installs_it(write, monkeypatch):
 
 
 def test_auto_takes_numpy_for_what_legate_lacks(write, fresh_choice):
-    """Auto warns when it takes NumPy for a dtype that Legate has not, and says nothing when asked what it would take."""
+    """The automatic choice warns when it takes NumPy for a dtype that Legate has not, and only when it computes."""
     fresh_choice.setattr(engines, "_auto", ("legate", "for this test"))
     path, whole = write((3,), (2,), "S3")
     ds = open_shards(path)
@@ -428,7 +427,7 @@ def test_auto_takes_numpy_for_what_legate_lacks(write, fresh_choice):
 
 
 def test_auto_takes_numpy_on_other_threads(write, fresh_choice):
-    """Auto warns when it takes NumPy on a thread that Legate does not serve."""
+    """The automatic choice warns when it takes NumPy on a thread that Legate does not serve."""
     fresh_choice.setattr(engines, "_auto", ("legate", "for this test"))
     path, whole = write((3,))
     ds, found = open_shards(path), []
@@ -484,7 +483,7 @@ def test_plan(opened):
 def test_selection_errors_name_the_index(opened):
     """An index out of bounds is an IndexError with the index and the size."""
     ds, _ = opened((3,))
-    with pytest.raises(SelectionError, match="index 3 .* size 3"):
+    with pytest.raises(SelectionError, match=r"index 3 .* size 3"):
         ds[3]
     with pytest.raises(IndexError):
         ds[0][5]

@@ -31,7 +31,7 @@ def test_the_tree_has_every_error():
     assert sorted(name for name, _, _ in drawn()) == sorted(errors.__all__)
 
 
-@pytest.mark.parametrize(("name", "parent", "builtin"), drawn(), ids=lambda value: str(value))
+@pytest.mark.parametrize(("name", "parent", "builtin"), drawn(), ids=str)
 def test_the_tree_is_true(name, parent, builtin):
     """Each class has the parent under which it is drawn, and is the builtin beside it."""
     kind = getattr(errors, name)
@@ -44,7 +44,7 @@ def test_the_tree_is_true(name, parent, builtin):
 def test_pickles_with_its_message(kind):
     """Every error travels between processes with its message, special characters included."""
     error = kind("'shard_1.npy' is truncated: größe 空\nline two")
-    again = pickle.loads(pickle.dumps(error))
+    again = pickle.loads(pickle.dumps(error))  # noqa: S301  # our own
     assert type(again) is kind
     assert str(again) == str(error)
 

@@ -9,7 +9,7 @@ import pytest
 from lazyshards import formats, leaf, open_shards
 from lazyshards.errors import ShardChangedError, ShardReadError
 from lazyshards.formats.npy import NpyFormat
-from lazyshards.layout import Decoded, Shard
+from lazyshards.layout import Decoded, Extent, Extents, Shard
 from lazyshards.leaf import fill
 from lazyshards.selection import cell_index
 from lazyshards.storage import LocalStorage
@@ -29,15 +29,30 @@ WHOLE = (range(3),)
 COUNTS = (4, 0, 5, 3)
 
 
-@pytest.fixture(params=["plain", "swapped", "fortran"])
+@pytest.fixture(params=["plain", "swapped", "fortran", "extents"])
 def layout(request, tmp_path):
-    """The layout of twelve rows of three, in each of the ways that they can lie on disk."""
+    """Give the layout of twelve rows of three, in each of the ways that they can lie on disk."""
     arrays = np.split(example_array((12, 3), "f4"), np.cumsum(COUNTS)[:-1])
     if request.param == "swapped":
         arrays = [array.astype(">f4") for array in arrays]
     elif request.param == "fortran":
         arrays = [np.asfortranarray(array) for array in arrays]
-    return open_shards(write_npy_shards(tmp_path / "set", arrays))._layout
+    layout = open_shards(write_npy_shards(tmp_path / "set", arrays))._layout
+    return in_two_runs(layout) if request.param == "extents" else layout
+
+
+def in_two_runs(layout):
+    """Move the rows of each file so that its last two come first, and say so in the layout."""
+    sources, sizes = {}, layout.row_nbytes
+    for i, shard in enumerate(layout.shards):
+        path, first = Path(shard.path), max(0, shard.rows - 2)
+        data = path.read_bytes()
+        head, rows = data[:128], data[128:]
+        path.write_bytes(head + rows[first * sizes :] + rows[: first * sizes])
+        os.utime(path, ns=(shard.stamp.mtime_ns, shard.stamp.mtime_ns))
+        runs = (Extent(0, first, "", 128 + (shard.rows - first) * sizes), Extent(first, shard.rows - first, "", 128))
+        sources[i] = Extents(tuple(run for run in runs if run.rows))
+    return replace(layout, sources=sources, offsets=np.full(len(layout), -1))
 
 
 WANTED = example_array((12, 3), "f4")
@@ -177,14 +192,16 @@ class DecodedFormat(NpyFormat):
         stored, source = shard.source.detail
         row_nbytes = int(np.prod(shard.row_shape)) * np.dtype(stored).itemsize
         buffer = np.empty((len(out), *shard.row_shape), stored)
-        part = (shard.path, shard.stamp, source.extents[0].offset + start * row_nbytes)
+        part = (shard.path, shard.stamp, source.offset + start * row_nbytes)
         storage.fetch_into([leaf.Part(*part, leaf._bytes_of(buffer))])
         out[...] = buffer[(slice(None), *cell_index(cell))]
 
 
 @pytest.fixture(autouse=True)
 def _decoded_format(monkeypatch):
-    monkeypatch.setitem(formats._FORMATS, "decoded", DecodedFormat())
+    decoded = DecodedFormat()
+    monkeypatch.setitem(formats._FORMATS, "decoded", decoded)
+    monkeypatch.setitem(formats._BY_SUFFIX, ".dec", decoded)
     DecodedFormat.calls.clear()
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lazyshards import open_shards
 from lazyshards.errors import LayoutError, LazyShardsError, ShardReadError, ShardsNotFoundError
 from lazyshards.formats import Fault, find_format, format_of_bytes, format_of_name
-from lazyshards.layout import Extents, Planes, Shard
+from lazyshards.layout import Packed, Planes, Shard
 from lazyshards.storage import LocalStorage
 from lazyshards.testing import (
     DTYPES,
@@ -29,6 +29,7 @@ NPY = find_format("npy")
 
 
 def inspect(path, storage=None):
+    """Return the shard, or the fault, of one file."""
     (found,) = NPY.inspect([str(path)], storage or LocalStorage(), {})
     return found
 
@@ -43,6 +44,7 @@ def raw_npy(text, *, version=(1, 0), data=b"", pad=True):
 
 
 def header(descr="'<f4'", shape="(2, 3)", fortran="False"):
+    """Return the text of a header."""
     return f"{{'descr': {descr}, 'fortran_order': {fortran}, 'shape': {shape}, }}"
 
 
@@ -159,7 +161,7 @@ def test_fortran_rows_without_axes_are_plain(tmp_path):
     """One axis lies the same in both orders: it is read as plain bytes."""
     path = tmp_path / "s.npy"
     path.write_bytes(raw_npy(header(shape="(4,)", fortran="True"), data=bytes(16)))
-    assert isinstance(inspect(path).source, Extents)
+    assert isinstance(inspect(path).source, Packed)
     np.save(path, np.asfortranarray(np.zeros((4, 2))))
     assert isinstance(inspect(path).source, Planes)
 
@@ -213,9 +215,7 @@ def test_truncation_says_the_sizes(tmp_path):
     """What is said of a truncated file is its size and the size that it should have."""
     (path,) = write_npy_shards(tmp_path, [np.zeros((4, 3), "f4")])
     os.truncate(path, 150)
-    with pytest.raises(
-        LayoutError, match=r"truncated: it holds 150 bytes, its header promises 176 .4 rows of 12 bytes"
-    ):
+    with pytest.raises(LayoutError, match=r"truncated: it holds 150 bytes, its header promises 176 .4 rows of shape"):
         open_shards(path)
 
 

@@ -17,11 +17,13 @@ STARTS_SOMETHING = {"lazyshards.engines.legate", "lazyshards.engines.cupy", "laz
 
 
 def resolve(dotted):
+    """Return what a dotted name means."""
     module, _, name = dotted.rpartition(".")
     return getattr(importlib.import_module(module), name)
 
 
 def public_members(kind):
+    """Return the methods and properties that a class itself defines for others."""
     return [
         (name, member)
         for name, member in vars(kind).items()
@@ -69,7 +71,7 @@ def test_fields_are_documented(dotted):
     """Every field of a public record is explained in a string below it."""
     kind = resolve(dotted)
     source = inspect.getsource(kind)
-    for name in kind.__dict__.get("__annotations__", {}):
+    for name in inspect.get_annotations(kind):
         assert re.search(rf'^    {name}: .*\n    """', source, re.MULTILINE), name
 
 
@@ -77,7 +79,7 @@ def test_fields_are_documented(dotted):
 def test_parameters_are_documented(dotted):
     """The docstring of a public function names every parameter, unless a sentence says it all."""
     function = resolve(dotted)
-    names = [name for name in inspect.signature(function).parameters if name not in ("draw",)]
+    names = [name for name in inspect.signature(function).parameters if name != "draw"]
     if "Parameters" in function.__doc__:
         assert [name for name in names if not re.search(rf"\b{name}\b", function.__doc__)] == []
 

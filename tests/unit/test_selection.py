@@ -30,6 +30,7 @@ def check(selection, array, expected):
 
 
 def all_slices(length):
+    """Return every slice whose bounds are near an axis of this length."""
     bounds = [None, *range(-length - 2, length + 3)]
     steps = [None, *range(-length - 1, 0), *range(1, length + 2)]
     return [slice(*parts) for parts in itertools.product(bounds, bounds, steps)]
@@ -88,6 +89,13 @@ def test_every_index_array(length):
         for numbers in itertools.product(range(-length, length), repeat=count):
             index = np.array(numbers, np.int64)
             check(select(select_all(length, ()), index), array, array[index])
+
+
+@pytest.mark.parametrize("index", [[0, 1, 3, 3], [4, 3, 1, 1], [0, 2, 2, 6], [1, 2, 0, 4], [3, 3, 3]], ids=str)
+def test_index_arrays_that_begin_and_end_like_a_range(index):
+    """An index array that is evenly spaced but for its middle is no range."""
+    array = base(7)
+    check(select(select_all(7, ()), index), array, array[index])
 
 
 def test_every_slice_of_every_index_array():

@@ -42,15 +42,18 @@ def files(tmp_path):
 
 
 def grow(path):
+    """Add bytes to the end."""
     with path.open("ab") as file:
         file.write(b"more")
 
 
 def shrink(path):
+    """Take the last byte away."""
     os.truncate(path, path.stat().st_size - 1)
 
 
 def empty(path):
+    """Take all bytes away."""
     os.truncate(path, 0)
 
 
@@ -320,7 +323,7 @@ def test_permission_of_a_directory(files):
     """A directory that may not be listed is an error that names it."""
     files[0].parent.chmod(0)
     try:
-        with pytest.raises(ShardReadError, match="set.*Permission denied"):
+        with pytest.raises(ShardReadError, match=r"set.*Permission denied"):
             without_root_rights(lambda: open_shards(files[0].parent))
     finally:
         files[0].parent.chmod(0o755)

@@ -59,7 +59,7 @@ def failing():
         ("simplecache::s3://bucket/a.npy", "simplecache::s3://bucket/a.npy"),
         ("zip://set/a.npy::file:///d/b.zip", "file:///d/b.zip::zip://set/a.npy"),
         ("zip::file:///d/b.zip", "file:///d/b.zip::zip://"),
-        ("zip://a.npy::b.zip", "b.zip::zip://a.npy"),
+        ("zip://a.npy::/d/b.zip", "/d/b.zip::zip://a.npy"),
         ("zip://a.npy::simplecache::s3://b/c.zip", "simplecache::s3://b/c.zip::zip://a.npy"),
         ("zip://a.npy::tar://b.zip::s3://c/d.tar", "s3://c/d.tar::tar://b.zip::zip://a.npy"),
     ],
@@ -70,8 +70,20 @@ def test_names(url, name):
     assert address.name == name
     assert parse_name(name) == address
     _, names = open_storage([url], None, "raise")
-    assert names == [name]
-    assert open_storage(names, None, "raise")[1] == [name]
+    assert names == [name.replace("/d/b.zip", "file:///d/b.zip").replace("file://file://", "file://")]
+    assert open_storage(names, None, "raise")[1] == names
+
+
+def test_archives_of_this_machine_stay_found(tmp_path, monkeypatch):
+    """A relative path of an archive stays right when the working directory changes."""
+    import zipfile
+
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("a.bin", "0123")
+    monkeypatch.chdir(tmp_path)
+    found = [open_storage([f"zip://a.bin::{place}"], None, "raise") for place in ("a.zip", "file://a.zip")]
+    monkeypatch.chdir("/")
+    assert [storage.fetch([(path, 1, 2)]) for storage, (path,) in found] == [[b"12"], [b"12"]]
 
 
 def test_urls_of_this_machine_are_paths(tmp_path):
@@ -144,6 +156,24 @@ def test_deep_patterns(memory):
 
     assert found("**/*.bin") == ["/a.bin", "/x/b.bin", "/x/y/c.bin"]
     assert found("*/*.bin") == ["/x/b.bin"]
+
+
+def test_a_listing_saves_asking_for_each_file(memory, monkeypatch):
+    """What a listing told of a file is not asked again when its first bytes are read."""
+    fs, root = memory
+    fs.pipe({f"{root}/{i}.bin": b"0123" for i in range(5)})
+    storage, (place,) = open_storage([f"memory:/{root}"], None, "raise")
+    _, entries = storage.find(place)
+    asked = []
+    info = type(fs).info
+    monkeypatch.setattr(
+        type(fs), "info", lambda self, path, **options: asked.append(path) or info(self, path, **options)
+    )
+    heads = storage.heads([path for path, _ in entries], 4)
+    assert asked == []
+    again = storage.heads([path for path, _ in entries], 4)
+    assert len(asked) == 5
+    assert heads == again
 
 
 # ------------------------------------------------------------------------------------------- stamps

@@ -1,0 +1,419 @@
+"""Epochs: batches of rows in a known order, read ahead, resumed exactly. Knows no dataset class."""
+
+import operator
+import secrets
+import weakref
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from lazyshards.errors import StateError
+from lazyshards.samplers import ORDER_VERSION, BlockOrder, FileOrder, Order, RowOrder, ShardOrder, derive_keys
+from lazyshards.selection import Rows
+
+__all__ = ["Batches", "Pending", "ShuffleQuality", "Source"]
+
+_SHUFFLES = ("rows", "blocks", "shards")
+_STATE_VERSION = 1
+_SAMPLED_BATCHES = 32
+"""Batches of an epoch that the quality report looks at."""
+
+Batch: TypeAlias = Any
+"""An array of the engine's type, or what the user's transform made of it."""
+
+
+class Pending(Protocol):
+    """A batch that is being read."""
+
+    def result(self) -> Batch:
+        """Wait for the batch, or raise what went wrong with it."""
+        ...
+
+    def cancel(self) -> None:
+        """Give the batch up; returns when nothing is being read for it any more."""
+        ...
+
+
+class Source(Protocol):
+    """What batches are taken from: rows counted from 0, in the order of the view."""
+
+    @property
+    def size(self) -> int:
+        """Number of rows."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """What the rows are; an order and a saved state belong to it."""
+        ...
+
+    def edges(self) -> npt.NDArray[np.int64]:
+        """Return the rows at which a run of rows of one shard begins, and the number of rows at the end."""
+        ...
+
+    def reading(self) -> AbstractContextManager[None]:
+        """Return what must be entered while batches are read ahead."""
+        ...
+
+    def begin(self, rows: Rows) -> Pending:
+        """Begin to read rows."""
+        ...
+
+    def cost(self, rows: Rows) -> tuple[int, int, int]:
+        """Return the shards that rows touch, and the requests and bytes that reading them takes."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ShuffleQuality:
+    """How well an order is shuffled, beside what it costs; means over a sample of batches."""
+
+    rank_correlation: float
+    """Spearman's correlation of position and row: 1 in file order, about 0 where well shuffled."""
+    shards_per_batch: float
+    """Distinct shards that a batch touches."""
+    requests_per_batch: float
+    """Reads that a batch takes."""
+    bytes_per_batch: float
+    """Bytes that a batch reads."""
+    read_amplification: float
+    """Bytes read for each byte wanted."""
+    batches: int
+    """How many batches were looked at."""
+
+    def __str__(self) -> str:
+        return (
+            f"rank correlation {self.rank_correlation:+.3f}, {self.shards_per_batch:,.1f} shards, "
+            f"{self.requests_per_batch:,.1f} requests and {self.bytes_per_batch:,.0f} bytes a batch, "
+            f"{self.read_amplification:.2f} bytes read for each wanted ({self.batches} batches looked at)"
+        )
+
+
+class Batches:
+    """Batches of an epoch, made by ``ShardedDataset.batches``.
+
+    A ``for`` over it takes up at its position: the very next batch after :meth:`load_state_dict` or after a ``break``.
+    Once an epoch is finished, the next ``for`` starts the following one, in its own order.
+
+    Parameters
+    ----------
+    source : Source
+    batch_size : int
+        Rows of a batch.
+    shuffle : bool or {"rows", "blocks", "shards"}
+        False takes the rows as they come; True is ``"rows"``.
+    seed : int, optional
+        Of the shuffle; None draws one, which ``seed`` shows and the state keeps.
+    epochs : int
+        Epochs of one ``for``.
+    drop_last : bool
+        Whether a last batch that is not full is left out.
+    prefetch : int
+        Batches that are read ahead.
+    block_rows : int
+        Rows of a block, for ``shuffle="blocks"``.
+    window_blocks : int
+        Blocks that are shuffled together.
+    row_nbytes : int
+        Bytes of a row, for the report.
+    transform : callable, optional
+        Called with each batch as it is handed out; what it returns is handed out instead.
+    progress : bool
+        Whether to show a progress bar (tqdm).
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        batch_size: int,
+        *,
+        shuffle: bool | str = False,
+        seed: int | None = None,
+        epochs: int = 1,
+        drop_last: bool = False,
+        prefetch: int = 2,
+        block_rows: int = 1024,
+        window_blocks: int = 16,
+        row_nbytes: int = 0,
+        transform: Callable[[Any], Any] | None = None,
+        progress: bool = False,
+    ) -> None:
+        self._source = source
+        self._batch_size = _count(batch_size, "batch_size", 1)
+        self._shuffle = _shuffle_name(shuffle)
+        self._epochs = _count(epochs, "epochs", 1)
+        self._prefetch = _count(prefetch, "prefetch", 0)
+        self._block_rows = _count(block_rows, "block_rows", 1)
+        self._window_blocks = _count(window_blocks, "window_blocks", 1)
+        self._drop_last = bool(drop_last)
+        self._row_nbytes = row_nbytes
+        self._transform = transform
+        self._progress = progress
+        if seed is not None:
+            self._seed = _count(seed, "seed", None)
+        else:
+            self._seed = secrets.randbits(62) if self._shuffle else 0
+        self._epoch = 0
+        self._position = 0
+        # Weak: an iteration that is dropped ends at once, and leaves nothing behind.
+        self._pass: weakref.ref[Generator[Batch, None, None]] | None = None
+
+    # Where it is -----------------------------------------------------------------------------------------------
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of a full batch."""
+        return self._batch_size
+
+    @property
+    def seed(self) -> int:
+        """Seed of the shuffle: the one given, drawn, or loaded."""
+        return self._seed
+
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch that the position is in, from 0."""
+        return self._epoch
+
+    @property
+    def step(self) -> int:
+        """Batches of this epoch that were handed out."""
+        return -(-self._position // self._batch_size)
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """Batches of one epoch."""
+        return -(-self._epoch_rows() // self._batch_size)
+
+    def __len__(self) -> int:
+        """Return the batches of one ``for`` from the start of an epoch."""
+        return self.batches_per_epoch * self._epochs
+
+    def __repr__(self) -> str:
+        order = f"shuffle={self._shuffle!r}, seed={self._seed}" if self._shuffle else "in file order"
+        return (
+            f"<Batches of {self._batch_size:,} rows from {self._source.size:,}, {order}: epoch {self._epoch}, "
+            f"step {self.step} of {self.batches_per_epoch}>"
+        )
+
+    def _epoch_rows(self) -> int:
+        """Return the rows that an epoch hands out."""
+        size = self._source.size
+        return size - size % self._batch_size if self._drop_last else size
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the start of an epoch.
+
+        Parameters
+        ----------
+        epoch : int
+            From 0.
+        """
+        self._stop()
+        self._epoch, self._position = _count(epoch, "epoch", 0), 0
+
+    def reset(self) -> None:
+        """Go back to the start of the first epoch."""
+        self.set_epoch(0)
+
+    def state_dict(self) -> dict[str, int | str]:
+        """Return the position after the batch handed out last, as integers and strings that JSON can hold.
+
+        What was read ahead is not part of it. ``load_state_dict`` continues with the very next batch, with any
+        prefetch, batch size, engine, or number of processors.
+        """
+        return {
+            "version": _STATE_VERSION,
+            "order_version": ORDER_VERSION,
+            "fingerprint": self._source.fingerprint,
+            "rows": self._source.size,
+            "shuffle": self._shuffle,
+            "block_rows": self._block_rows if self._shuffle == "blocks" else 0,
+            "window_blocks": self._window_blocks if self._shuffle == "blocks" else 0,
+            "seed": self._seed,
+            "epoch": self._epoch,
+            "position": self._position,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
+        """Continue where ``state`` was taken; its seed replaces this iterator's.
+
+        Parameters
+        ----------
+        state : mapping
+            What :meth:`state_dict` returned.
+        strict : bool
+            Whether to refuse the state of a dataset that is not this one. False goes on by position: rows of a changed
+            dataset may then repeat or be left out.
+
+        Raises
+        ------
+        StateError
+            If the state is not one, or belongs to another dataset, order, or version.
+        """
+        own = self.state_dict()
+        missing = [key for key in own if key not in state]
+        if missing:
+            raise StateError(f"the state has no {', '.join(missing)}: it was not made by state_dict()")
+        for key in ("version", "order_version"):
+            if state[key] != own[key]:
+                raise StateError(f"the state has {key} {state[key]!r}, this version of lazyshards reads {own[key]!r}")
+        for key in ("shuffle", "block_rows", "window_blocks"):
+            if state[key] != own[key]:
+                raise StateError(
+                    f"the state was taken with {key}={state[key]!r}, this iterator has {own[key]!r}: the orders differ"
+                )
+        if strict and (state["rows"] != own["rows"] or state["fingerprint"] != own["fingerprint"]):
+            rows = "" if state["rows"] == own["rows"] else f" (it had {state['rows']:,} rows, now {own['rows']:,})"
+            raise StateError(
+                f"the dataset is not the one that the state was taken of{rows}: shards were added, removed, renamed or "
+                "resized, or other rows selected; pass strict=False to go on by position all the same"
+            )
+        epoch = _count(state["epoch"], "epoch", 0)
+        position = _count(state["position"], "position", 0)
+        if position > self._source.size and strict:
+            raise StateError(f"the state's position {position:,} is beyond the {self._source.size:,} rows")
+        self._stop()
+        self._seed = _count(state["seed"], "seed", None)
+        self._epoch, self._position = epoch, position
+
+    # Going through ---------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yield the batches from the position on; an iteration begun earlier ends."""
+        self._stop()
+        if self._position and self._position >= self._epoch_rows():
+            self._epoch, self._position = self._epoch + 1, 0
+        running = self._run()
+        self._pass = weakref.ref(running)
+        return running
+
+    def _stop(self) -> None:
+        """End the iteration under way, and with it all reading ahead."""
+        running = self._pass() if self._pass is not None else None
+        self._pass = None
+        if running is not None:
+            running.close()
+
+    def order(self, epoch: int) -> Order:
+        """Return the order of an epoch: a function of seed, epoch, fingerprint and the shuffle's arguments.
+
+        Parameters
+        ----------
+        epoch : int
+            From 0.
+        """
+        size = self._source.size
+        if not self._shuffle or not size:
+            return FileOrder(size)
+        parts = (self._shuffle, self._seed, epoch, self._source.fingerprint)
+        if self._shuffle == "rows":
+            return RowOrder(size, derive_keys(*parts))
+        if self._shuffle == "shards":
+            return ShardOrder(self._source.edges(), derive_keys(*parts), ("within", *parts))
+        blocks = (*parts, self._block_rows, self._window_blocks)
+        return BlockOrder(size, derive_keys(*blocks), ("within", *blocks), self._block_rows, self._window_blocks)
+
+    def _run(self) -> Generator[Batch, None, None]:
+        last_epoch = self._epoch - self._epoch % self._epochs + self._epochs - 1
+        with self._source.reading(), self._bar(last_epoch) as bar:
+            while self._epoch <= last_epoch:
+                yield from self._run_epoch(bar)
+                # Only now: until the next batch is asked for, the position is that of this epoch's end.
+                self._epoch, self._position = self._epoch + 1, 0
+
+    def _run_epoch(self, bar: Any) -> Generator[Batch, None, None]:
+        order, stop = self.order(self._epoch), self._epoch_rows()
+        ahead: deque[tuple[int, Pending]] = deque()
+        asked = self._position
+        try:
+            while self._position < stop:
+                while asked < stop and len(ahead) <= self._prefetch:
+                    end = min(asked + self._batch_size, stop)
+                    ahead.append((end, self._source.begin(order.rows(asked, end))))
+                    asked = end
+                end, pending = ahead.popleft()
+                batch = pending.result()
+                del pending  # nothing of a batch is kept here while the user works with it
+                if self._transform is not None:
+                    batch = self._transform(batch)
+                if bar is not None:
+                    bar.update(end - self._position)
+                self._position = end
+                yield batch
+                del batch
+        finally:
+            for _, pending in ahead:
+                pending.cancel()
+
+    def _bar(self, last_epoch: int) -> AbstractContextManager[Any]:
+        if not self._progress:
+            return nullcontext()
+        from tqdm.auto import tqdm
+
+        total = (last_epoch - self._epoch + 1) * self._epoch_rows() - self._position
+        bar: AbstractContextManager[Any] = tqdm(total=total, unit="row", unit_scale=True, desc="batches")
+        return bar
+
+    def quality(self) -> ShuffleQuality:
+        """Return how well this epoch is shuffled and what its batches cost, from a sample of them; reads nothing."""
+        order, count = self.order(self._epoch), self.batches_per_epoch
+        numbers = np.unique(np.linspace(0, max(0, count - 1), min(count, _SAMPLED_BATCHES)).astype(int)).tolist()
+        stop = self._epoch_rows()
+        drawn, costs = [], []
+        for number in numbers:
+            start = number * self._batch_size
+            rows = order.rows(start, min(start + self._batch_size, stop))
+            drawn.append(np.asarray(rows, np.int64))
+            costs.append(self._source.cost(rows))
+        if not drawn:
+            return ShuffleQuality(0.0, 0.0, 0.0, 0.0, 0.0, 0)
+        rows = np.concatenate(drawn)
+        shards, requests, nbytes = np.mean(costs, axis=0).tolist()
+        wanted = len(rows) * self._row_nbytes
+        return ShuffleQuality(
+            rank_correlation=_correlation(rows),
+            shards_per_batch=shards,
+            requests_per_batch=requests,
+            bytes_per_batch=nbytes,
+            read_amplification=nbytes * len(drawn) / wanted if wanted else 0.0,
+            batches=len(drawn),
+        )
+
+
+def _correlation(rows: npt.NDArray[np.int64]) -> float:
+    """Return Spearman's rank correlation of rows and the order in which they come."""
+    if len(rows) < 2:
+        return 0.0
+    ranks = np.empty(len(rows))
+    ranks[np.argsort(rows, kind="stable")] = np.arange(len(rows))
+    return float(np.corrcoef(ranks, np.arange(len(rows)))[0, 1])
+
+
+def _count(value: object, name: str, least: int | None) -> int:
+    """Return ``value`` as an int of at least ``least``, or raise what a user would expect."""
+    if isinstance(value, bool | np.bool_):
+        raise TypeError(f"{name}={value!r} must be an integer")
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]  # what it raises is the answer
+    except TypeError:
+        raise TypeError(f"{name}={value!r} must be an integer") from None
+    if least is not None and number < least:
+        raise ValueError(f"{name}={number} must be {least} or more")
+    return number
+
+
+def _shuffle_name(shuffle: object) -> str:
+    """Return the name of a shuffle, empty for none."""
+    if shuffle is True:
+        return "rows"
+    if shuffle is False or shuffle is None:
+        return ""
+    if shuffle not in _SHUFFLES:
+        raise ValueError(f"shuffle={shuffle!r} is not an order: use False, True, {', '.join(map(repr, _SHUFFLES))}")
+    return str(shuffle)
