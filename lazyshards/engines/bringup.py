@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import itertools
 import os
+import random
 import resource
 import shlex
 import signal
@@ -19,6 +20,8 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 from lazyshards.errors import EngineUnavailableError
 
@@ -296,9 +299,14 @@ def _bring_up() -> Started:
     if "REALM_BACKTRACE" not in os.environ:
         # Else Realm answers Ctrl-C itself: it prints a backtrace and ends the process.
         changes["REALM_BACKTRACE"] = "0"
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002  # the user's own
     # Only for the start, when they are read: a child process must find its own configuration.
     with _environment(changes):
         running = _inspect(adopted=False, driver=driver, stub=stub, config=os.environ.get("LEGATE_CONFIG"))
+    if running.node_count == 1:
+        # Legate seeds the global generators when it is imported, so that all ranks draw the same; one rank need not.
+        random.setstate(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002
     if (handler := signal.getsignal(signal.SIGINT)) is not None:
         signal.signal(signal.SIGINT, handler)  # again, in case Realm took it in spite of REALM_BACKTRACE
     return running

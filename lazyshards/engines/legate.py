@@ -110,6 +110,8 @@ class LegateEngine:
         if out is None and _is_read_here(plan):
             buffer = np.empty(plan.shape, plan.dtype)
             fill(buffer, plan.rows, plan.layout, plan.cell)
+            if why_not_legate(plan.dtype, buffer.ndim) is not None:
+                buffer = buffer[0]  # one row, whose own axes are as many as Legate holds
             return cupynumeric.asarray(buffer)
         with collector_off():
             return self._launch(plan, out).result()
@@ -209,8 +211,8 @@ def _check_caller() -> None:
         )
     if threading.get_ident() != _started.owner:
         raise EngineError(
-            "Legate serves only the thread that started it, the main one, and compute() was called on another: "
-            'compute there, or use engine="numpy" on this thread'
+            "Legate serves only the thread that started it, the main one, and compute() was called on another, or "
+            'inside a Legate task: compute there, or use engine="numpy" here'
         )
     if is_running_in_task():
         raise EngineError("compute() was called inside a Legate task, which cannot launch tasks itself")

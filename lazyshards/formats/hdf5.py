@@ -141,17 +141,19 @@ class Hdf5Format:
         detail = shard.source.detail
         if isinstance(detail, Chunks):
             read_chunks(detail, detail.path or shard.path, shard.stamp, shard.dtype, start, out, cell, storage)
-        elif isinstance(detail, Whole):
-            _read_whole(detail, shard, start, out, cell, storage)
-        else:
-            assert isinstance(detail, Joined)
-            try:
+            return
+        assert isinstance(detail, Whole | Joined)
+        path = detail.path or shard.path
+        try:
+            if isinstance(detail, Whole):
+                _read_whole(detail, path, shard.stamp, start, out, cell, storage)
+            else:
                 self._read_joined(detail, start, out, cell, storage)
-                check_stamps([(detail.path or shard.path, shard.stamp)], storage)
-            except ShardReadError as exc:
-                if shard.path in str(exc):
-                    raise
-                raise type(exc)(f"{shard.path!r} refers to another file: {exc}") from exc
+                check_stamps([(path, shard.stamp)], storage)
+        except ShardReadError as exc:
+            if path in str(exc):
+                raise
+            raise type(exc)(f"{shard.path!r} refers to another file: {exc}") from exc
 
     def _read_joined(self, joined: Joined, start: int, out: Array, cell: Cell, storage: Storage) -> None:
         stop = start + len(out)
@@ -217,16 +219,15 @@ def _read_packed(shard: Shard, start: int, out: Array, cell: Cell, storage: Stor
             out[access.target] = block[access.source]
 
 
-def _read_whole(whole: Whole, shard: Shard, start: int, out: Array, cell: Cell, storage: Storage) -> None:
+def _read_whole(whole: Whole, path: str, stamp: Stamp, start: int, out: Array, cell: Cell, storage: Storage) -> None:
     """Have the library read rows."""
-    path = whole.path or shard.path
     view, axes = ascending(out, start, cell)
     if not view.size:
         return
     # Of a source that is not there the library would say nothing, and make up its values.
     check_stamps(whole.sources, storage)
     try:
-        with open_file(path, storage, shard.stamp.size) as file:
+        with open_file(path, storage, stamp.size) as file:
             dataset = file.dataset(whole.name)
             if view.flags.c_contiguous:
                 read_block(dataset, axes, view)
@@ -237,5 +238,5 @@ def _read_whole(whole: Whole, shard: Shard, start: int, out: Array, cell: Cell, 
                     read_block(dataset, (axes[0][i : i + step], *axes[1:]), block)
                     view[i : i + step] = block
     except RefusedError as exc:
-        raise ShardReadError(f"{shard.path!r} {exc} (dataset {whole.name!r})") from exc
-    check_stamps([(path, shard.stamp), *whole.sources], storage)
+        raise ShardReadError(f"{path!r} {exc} (dataset {whole.name!r})") from exc
+    check_stamps([(path, stamp), *whole.sources], storage)

@@ -268,7 +268,7 @@ class Describer:
             source = known[names]
             sources.update(_files_of(source))
             mapped += target.get_select_npoints()
-            _check_reach(origin, source)
+            _check_reach(target, origin, source)
             piece = _piece(_run(target, array.shape), _run(origin, (source.rows, *source.row_shape)), array, source)
             pieces = None if pieces is None or piece is None else [*pieces, piece]
         if mapped < prod(array.shape):
@@ -376,16 +376,17 @@ def _is_all(space: Any) -> bool:  # of h5py, which has no types
     return bool(space.get_select_type() == h5py().h5s.SEL_ALL)
 
 
-def _check_reach(space: Any, source: Shard) -> None:  # of h5py, which has no types
-    """Raise RefusedError if a selection reaches beyond its source: the library would make up what is not there."""
+def _check_reach(target: Any, origin: Any, source: Shard) -> None:
+    """Raise RefusedError if a source has not what is mapped of it: the library would make up the rest."""
     shape = (source.rows, *source.row_shape)
-    if _is_all(space):
+    if _is_all(origin):
+        count = int(target.get_select_npoints())
+        if prod(shape) != count:
+            raise RefusedError(f"refers to {source.path!r}, which has shape {shape}, expected {count:,} elements")
         return
-    last = space.get_select_bounds()[1]
-    if len(last) != len(shape) or any([int(n) >= length for n, length in zip(last, shape, strict=True)]):
-        raise RefusedError(
-            f"refers to {source.path!r}, which has shape {shape}, expected more than {tuple(map(int, last))}"
-        )
+    last = tuple(map(int, origin.get_select_bounds()[1]))
+    if len(last) != len(shape) or any([n >= length for n, length in zip(last, shape, strict=True)]):
+        raise RefusedError(f"refers to {source.path!r}, which has shape {shape}, expected an element {last}")
 
 
 def _run(space: Any, shape: Sequence[int]) -> tuple[int, int] | None:  # of h5py, which has no types

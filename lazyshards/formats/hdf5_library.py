@@ -50,13 +50,12 @@ def h5py() -> Any:  # a module without types
     FormatError
         If it is not installed or cannot be imported; the message says what helps.
     """
-    if "h5py" in sys.modules:
-        return sys.modules["h5py"]
-    after_legate = "legate.core" in sys.modules
+    after_legate = "legate.core" in sys.modules and "h5py" not in sys.modules
     try:
-        with warnings.catch_warnings():
-            if after_legate:  # h5py's own warning comes just before the error
-                warnings.simplefilter("error")
+        if after_legate:
+            with warnings.catch_warnings(action="error"):  # h5py warns of two versions of HDF5, and fails just after
+                import h5py as module
+        else:
             import h5py as module
     except ModuleNotFoundError as exc:
         if exc.name != "h5py":
@@ -347,6 +346,7 @@ def read_block(dataset: Any, box: Sequence[range], out: npt.NDArray[np.generic])
         tuple([axis.step for axis in box]),
     )
     memory = library.h5s.create_simple(out.shape)
-    # The stored type itself where it is in native order, so that enumerations and texts are taken as they are.
-    same = dataset.dtype == out.dtype and dataset.dtype.isnative
-    dataset.read(memory, stored, out, dataset.get_type() if same else None)
+    kind, dtype = dataset.get_type(), dataset.dtype
+    # The stored type itself where NumPy has it, so that enumerations and texts are taken as they are.
+    is_same = dtype == out.dtype and dtype.isnative and kind.equal(library.h5t.py_create(dtype, logical=True))
+    dataset.read(memory, stored, out, kind if is_same else None)

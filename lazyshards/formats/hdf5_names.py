@@ -69,7 +69,7 @@ def matching_names(file: H5File, pattern: str) -> list[str]:
             # Nothing is matched beyond an external link: what is there belongs to another file.
             if isinstance(group, Elsewhere) or not _is_group(group[0]):
                 continue
-            members, _ = group
+            members: Any = group[0]
             inside = [as_text(item) for item in members]
             matches = [part] if part in inside else sorted(filter(_matcher(part), inside), key=_natural)
             found += [f"{name}/{match}" if name else match for match in matches]

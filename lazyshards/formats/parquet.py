@@ -8,6 +8,7 @@ import io
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy.typing as npt
 
 from lazyshards.errors import FormatError, ShardReadError
 from lazyshards.formats.base import Fault
+from lazyshards.formats.parquet_pages import Pages, locate_pages
 from lazyshards.formats.tables import (
     Cache,
     Column,
@@ -51,6 +53,8 @@ _PAGE_NBYTES = 17 << 16
 _BATCH_NBYTES = 4 << 20
 """Bytes that are decoded at a time."""
 _MOST_BATCH_ROWS = 1 << 16
+_MOST_WASTED_ROWS = 8192
+"""Rows that are decoded and thrown away rather than looking for a page to begin with."""
 _CACHE_NBYTES = 64 << 20
 """Bytes of the footers that are kept parsed: parsing one of a thousand row groups takes longer than reading a slice."""
 
@@ -77,6 +81,8 @@ class _Footer(NamedTuple):
     """Its columns."""
     chunks: dict[tuple[int, int], tuple[int, int]]
     """Where the chunks lie that were asked for, by row group and leaf."""
+    pages: dict[tuple[int, int], Pages]
+    """Where their pages lie, as far as they were asked for."""
 
 
 class _Schema(NamedTuple):
@@ -88,6 +94,8 @@ class _Schema(NamedTuple):
     """Its columns."""
     leaves: dict[str, tuple[int, ...]]
     """Numbers of the leaves that hold each column."""
+    fixed: frozenset[str]
+    """Columns whose lists have one length by their type."""
 
 
 class ParquetFormat:
@@ -245,7 +253,7 @@ def _parse(path: str, data: bytes, schemas: list[_Schema]) -> _Footer | Fault:
     if schema is None:
         schema = _flatten(arrow)
         schemas.append(schema)
-    return _Footer(metadata, (0, *accumulate(counts)), len(data), schema, {})
+    return _Footer(metadata, (0, *accumulate(counts)), len(data), schema, {}, {})
 
 
 def _load_footer(shard: Shard, detail: _Detail, storage: Storage) -> _Footer:
@@ -302,7 +310,8 @@ def _flatten(schema: Any) -> _Schema:
         fields.append(Field(field.name, str(field.type), leaf, tuple(axes), 0, problem))
         leaves[field.name] = tuple(range(at, at + count))
         at += count
-    return _Schema(schema, tuple(fields), leaves)
+    fixed = frozenset([field.name for field in fields if field.axes and -1 not in field.axes])
+    return _Schema(schema, tuple(fields), leaves, fixed)
 
 
 def _count_leaves(kind: Any) -> int:
@@ -364,22 +373,56 @@ class _Request(NamedTuple):
     storage: Storage
 
 
-class _Window(io.RawIOBase):
-    """A file of which the parts that will be read were fetched before, together; others are fetched when asked for."""
+class _Run(NamedTuple):
+    """Bytes that pyarrow is shown in one piece, and where they lie."""
 
-    def __init__(self, shard: Shard, storage: Storage, ranges: Sequence[tuple[int, int]]) -> None:
+    shown: int
+    """First byte, where pyarrow looks for it."""
+    parts: tuple[tuple[int, int], ...]
+    """First byte in the file, and the byte after the last, of each part."""
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes."""
+        return sum([stop - start for start, stop in self.parts])
+
+
+class _Pass(NamedTuple):
+    """Columns that are decoded together, since their pages begin with the same row."""
+
+    first: int
+    """Row that is decoded first, counted in the file."""
+    places: list[int] | None
+    """Which of the columns of the request; None for all."""
+    runs: list[_Run]
+    """What is read."""
+    exact: bool
+    """Whether nothing else is."""
+
+
+class _Window(io.RawIOBase):
+    """A file as pyarrow is shown it: runs of bytes, fetched together before if they are few, else when asked for.
+
+    Where pages are skipped, those that are wanted are shown in the place of the first.
+    """
+
+    def __init__(self, shard: Shard, storage: Storage, runs: Sequence[_Run], *, exact: bool) -> None:
         super().__init__()
         self._shard = shard
         self._storage = storage
+        self._exact = exact
         self._at = 0
-        self._starts = [start for start, _ in ranges]
-        self._buffers = [np.empty(stop - start, np.uint8).data for start, stop in ranges]
-        storage.fetch_into(
-            [
-                Part(shard.path, shard.stamp, start, buffer)
-                for start, buffer in zip(self._starts, self._buffers, strict=True)
-            ]
-        )
+        self._runs = sorted(runs)
+        self._shown = [run.shown for run in self._runs]
+        self.is_held = sum([run.nbytes for run in runs]) <= _WINDOW_NBYTES
+        self._buffers = [_room(run.nbytes) for run in self._runs] if self.is_held else []
+        wanted = []
+        for run, buffer in zip(self._runs, self._buffers, strict=self.is_held):
+            at = 0
+            for start, stop in run.parts:
+                wanted.append((start, buffer[at : at + stop - start]))
+                at += stop - start
+        self._fetch(wanted)
 
     def readable(self) -> bool:
         return True
@@ -394,54 +437,173 @@ class _Window(io.RawIOBase):
         self._at = offset + (0, self._at, self._shard.stamp.size)[whence]
         return self._at
 
-    def read(self, nbytes: int | None = -1) -> Any:  # pyarrow takes any buffer, uncopied
+    def read(self, nbytes: int | None = -1) -> Any:
+        """Return the next bytes; any buffer, which pyarrow does not copy."""
         left = max(0, self._shard.stamp.size - self._at)
         nbytes = left if nbytes is None or nbytes < 0 else min(nbytes, left)
+        found = self._piece(nbytes)
+        if len(found) < nbytes:
+            pieces = [bytes(found)]
+            while len(found) and sum(map(len, pieces)) < nbytes:
+                found = self._piece(nbytes - sum(map(len, pieces)))
+                pieces.append(bytes(found))
+            return b"".join(pieces)
+        return found
+
+    def _piece(self, nbytes: int) -> memoryview:
+        """Return the next bytes as far as they lie in one piece."""
         start = self._at
+        i = bisect_right(self._shown, start) - 1
+        within = start - self._shown[i] if i >= 0 else 0
+        if i >= 0 and within < self._runs[i].nbytes:
+            if self.is_held:
+                found = self._buffers[i][within : within + nbytes]
+                self._at += len(found)
+                return found
+            offset = start
+            for first, stop in self._runs[i].parts:
+                if within < stop - first:
+                    offset, nbytes = first + within, min(nbytes, stop - first - within)
+                    break
+                within -= stop - first
+        elif self._exact:
+            return memoryview(b"")
+        else:
+            offset = start
+            if i + 1 < len(self._shown):
+                nbytes = min(nbytes, self._shown[i + 1] - start)
         self._at += nbytes
-        i = bisect_right(self._starts, start) - 1
-        if i >= 0 and start + nbytes <= self._starts[i] + len(self._buffers[i]):
-            within = start - self._starts[i]
-            return self._buffers[i][within : within + nbytes]
-        buffer = np.empty(nbytes, np.uint8).data
-        self._storage.fetch_into([Part(self._shard.path, self._shard.stamp, start, buffer)])
+        buffer = _room(nbytes)
+        self._fetch([(offset, buffer)])
         return buffer
+
+    def _fetch(self, wanted: Sequence[tuple[int, memoryview]]) -> None:
+        self._storage.fetch_into(
+            [Part(self._shard.path, self._shard.stamp, offset, buffer) for offset, buffer in wanted]
+        )
+
+
+def _room(nbytes: int) -> memoryview:
+    return np.empty(nbytes, np.uint8).data
 
 
 def _read_group(request: _Request, group: int, start: int, stop: int, out: npt.NDArray[np.generic]) -> None:
     """Fill ``out`` with rows [start, stop) of a file, all of one row group."""
+    for part in _plan_passes(request, group, start, stop):
+        _decode(request, group, part, start, stop, out)
+
+
+def _decode(request: _Request, group: int, part: _Pass, start: int, stop: int, out: npt.NDArray[np.generic]) -> None:
+    """Fill the columns of a pass."""
     pa = _arrow()
-    shard, footer = request.shard, request.footer
-    first, end = footer.starts[group], footer.starts[group + 1]
-    names = list(dict.fromkeys([column.name for column in request.columns]))
-    chunks = [_chunk(shard, footer, group, leaf) for name in names for leaf in footer.schema.leaves[name]]
-    ranges, piece_nbytes = _plan_window(chunks, (stop - first) / (end - first), request.storage.gap_nbytes)
-    source = pa.PythonFile(_Window(shard, request.storage, ranges), "r")
-    row_nbytes = max(1, out.itemsize * len(names) * max(1, out[:1].size // max(1, len(request.columns))))
-    batch_rows = min(max(1024, _BATCH_NBYTES // row_nbytes), _MOST_BATCH_ROWS, stop - first)
-    with pa.parquet.ParquetFile(source, metadata=footer.metadata, pre_buffer=False, buffer_size=piece_nbytes) as file:
-        at = first
+    columns = request.columns if part.places is None else [request.columns[k] for k in part.places]
+    names = list(dict.fromkeys([column.name for column in columns]))
+    window = _Window(request.shard, request.storage, part.runs, exact=part.exact)
+    whole = window.is_held and not part.exact and stop == request.footer.starts[group + 1]
+    buffer_nbytes = 0 if whole else 16 << 10 if window.is_held else max(64 << 10, _WINDOW_NBYTES // len(part.runs))
+    each = request.view.dtype.itemsize * prod(columns[0].axes)
+    batch_rows = min(max(1024, _BATCH_NBYTES // max(1, each * len(names))), _MOST_BATCH_ROWS, stop - part.first)
+    at = part.first
+    with pa.parquet.ParquetFile(
+        pa.PythonFile(window, "r"),
+        metadata=request.footer.metadata,
+        pre_buffer=False,
+        buffer_size=min(buffer_nbytes, 8 << 20),
+    ) as file:
         for batch in file.iter_batches(batch_rows, row_groups=[group], columns=names, use_threads=False):
             a, b = max(start, at), min(stop, at + len(batch))
             if a < b:
-                _write_batch(request, batch.slice(a - at, b - a), out[a - start : b - start])
+                rows = out[a - start : b - start]
+                values = _batch_values(batch.slice(a - at, b - a), columns, request.view)
+                if part.places is None:
+                    write_rows(rows, values, request.rest, stacked=request.stacked)
+                else:
+                    for k, found in zip(part.places, values, strict=True):
+                        write_rows(rows[:, k : k + 1], [found], request.rest, stacked=True)
             at += len(batch)
             if at >= stop:
                 return
-    raise ShardReadError(
-        f"{shard.path!r} is damaged: row group {group} ends after {at - first:,} of {end - first:,} rows"
-    )
+    raise ShardReadError(f"{request.shard.path!r} is damaged: its row group {group} ends before row {stop:,}")
 
 
-def _write_batch(request: _Request, batch: Any, out: npt.NDArray[np.generic]) -> None:
-    """Write the rows of a batch."""
+def _batch_values(batch: Any, columns: Sequence[Column], view: View) -> list[npt.NDArray[np.generic]]:
+    """Return the values of some columns of a batch."""
     known: dict[str, npt.NDArray[np.generic]] = {}
-    values = []
-    for column in request.columns:
+    for column in columns:
         if column.name not in known:
-            known[column.name] = to_numpy(batch.column(column.name), column, request.view)
-        values.append(known[column.name])
-    write_rows(out, values, request.rest, stacked=request.stacked)
+            known[column.name] = to_numpy(batch.column(column.name), column, view)
+    return [known[column.name] for column in columns]
+
+
+def _plan_passes(request: _Request, group: int, start: int, stop: int) -> list[_Pass]:
+    """Return how rows [start, stop) of a row group are decoded: from its first row on, or from later pages."""
+    shard, footer = request.shard, request.footer
+    first, end = footer.starts[group], footer.starts[group + 1]
+    if start - first >= _MOST_WASTED_ROWS:
+        passes = _plan_skipping(request, group, start - first, stop - first)
+        if passes:
+            return passes
+    names = dict.fromkeys([column.name for column in request.columns])
+    chunks = [_chunk(shard, footer, group, leaf) for name in names for leaf in footer.schema.leaves[name]]
+    share = (stop - first) / (end - first)
+    runs = []
+    for at, until in chunks:
+        nbytes = min(until - at, int((until - at) * share) + _PAGE_NBYTES)
+        runs.append(_Run(at, ((at, at + nbytes),)))
+    return [_Pass(first, None, runs, exact=False)]
+
+
+def _plan_skipping(request: _Request, group: int, start: int, stop: int) -> list[_Pass]:
+    """Return how rows [start, stop) of a row group are decoded by their own pages; nothing if that cannot be."""
+    shard, footer = request.shard, request.footer
+    columns = {column.name: column for column in request.columns}
+    leaves, each = [], []
+    for name, column in columns.items():
+        (leaf, *others) = footer.schema.leaves[name]
+        count = _values_of_a_row(footer, group, leaf, column)
+        if others or not count:
+            return []
+        leaves.append(leaf)
+        each.append(count)
+    chunks = [_chunk(shard, footer, group, leaf) for leaf in leaves]
+    pages = locate_pages(
+        shard.path,
+        request.storage,
+        chunks,
+        [stop * count for count in each],
+        [footer.pages.get((group, leaf)) for leaf in leaves],
+    )
+    firsts: dict[str, int] = {}
+    runs: dict[str, _Run] = {}
+    for name, leaf, count, (shown, _), found in zip(columns, leaves, each, chunks, pages, strict=True):
+        if found is None:
+            return []
+        footer.pages[group, leaf] = found
+        at, until, before = found.span(start * count, stop * count)
+        if before % count:
+            return []
+        firsts[name] = footer.starts[group] + before // count
+        runs[name] = _Run(shown, (found.dictionary, (at, until)))
+    passes = []
+    for first in sorted(set(firsts.values())):
+        places = [k for k, column in enumerate(request.columns) if firsts[column.name] == first]
+        names = dict.fromkeys([request.columns[k].name for k in places])
+        every = None if len(places) == len(request.columns) else places
+        passes.append(_Pass(first, every, [runs[name] for name in names], exact=True))
+    return passes
+
+
+def _values_of_a_row(footer: _Footer, group: int, leaf: int, column: Column) -> int:
+    """Return how many values each row has in a column; 0 if only decoding tells."""
+    if not footer.metadata.schema.column(leaf).max_repetition_level:
+        return 1
+    if column.name not in footer.schema.fixed:
+        return 0
+    # A null in place of a list would be one value.
+    chunk = footer.metadata.row_group(group).column(leaf)
+    statistics = chunk.statistics if chunk.is_stats_set else None
+    known = statistics is not None and statistics.has_null_count and statistics.null_count == 0
+    return prod(column.axes) if known else 0
 
 
 def _chunk(shard: Shard, footer: _Footer, group: int, leaf: int) -> tuple[int, int]:
@@ -462,27 +624,3 @@ def _chunk(shard: Shard, footer: _Footer, group: int, leaf: int) -> tuple[int, i
             )
         found = footer.chunks[group, leaf] = (start, stop)
     return found
-
-
-def _plan_window(chunks: Sequence[tuple[int, int]], share: float, gap_nbytes: int) -> tuple[list[tuple[int, int]], int]:
-    """Return what is fetched of some column chunks before they are decoded, and the bytes of each later read.
-
-    Parameters
-    ----------
-    chunks : sequence of (int, int)
-        First byte of each chunk, and the byte after its last.
-    share : float
-        Which part of the rows is wanted, counted from the first: about the same part of the bytes will be read.
-    gap_nbytes : int
-        Unwanted bytes between two chunks that are cheaper to read than to skip.
-    """
-    wanted = sorted([(start, min(stop, start + int((stop - start) * share) + _PAGE_NBYTES)) for start, stop in chunks])
-    if sum([stop - start for start, stop in wanted]) > _WINDOW_NBYTES:
-        return [], max(64 << 10, min(8 << 20, _WINDOW_NBYTES // len(chunks)))
-    ranges: list[tuple[int, int]] = []
-    for start, stop in wanted:
-        if ranges and start <= ranges[-1][1] + gap_nbytes:
-            ranges[-1] = (ranges[-1][0], max(ranges[-1][1], stop))
-        else:
-            ranges.append((start, stop))
-    return ranges, 0 if share > 0.9 else 256 << 10

@@ -222,6 +222,20 @@ def test_the_process_survives_a_shrunk_shard(child, engine):
     assert child(FAIL, engine).splitlines()[-1] == "told"
 
 
+def test_the_users_generators_are_left_alone(child, engine):
+    """Bringing an engine up, opening and computing change neither NumPy's global generator nor Python's."""
+    code = """
+        import random, sys
+        import numpy as np, lazyshards
+        np.save("shard_0.npy", np.arange(600_000.0))
+        np.random.seed(1), random.seed(1)
+        before = np.random.get_state()[1].tolist(), random.getstate()
+        lazyshards.open_shards("shard_0.npy", engine=sys.argv[1]).compute()
+        print(before == (np.random.get_state()[1].tolist(), random.getstate()))
+    """
+    assert child(code, engine).splitlines()[-1] == "True"
+
+
 def test_spawned_children_agree(child):
     """A dataset sent to a spawned process reads there what it reads here."""
     out = child("""

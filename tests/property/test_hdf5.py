@@ -72,12 +72,15 @@ def taken(array, chain):
 
 
 def write_file(path, array, options, libver="earliest", userblock=0):
+    """Write one dataset with these creation options."""
     with h5py.File(path, "w", libver=libver, userblock_size=userblock) as file:
         file.create_dataset("group/data", data=array, **options)
 
 
 @settings(max_examples=300, deadline=None)
-@given(data=st.data(), written=shards(), libver=st.sampled_from(("earliest", "latest")), block=st.sampled_from((0, 512)))
+@given(
+    data=st.data(), written=shards(), libver=st.sampled_from(("earliest", "latest")), block=st.sampled_from((0, 512))
+)
 def test_round_trip(data, written, libver, block):
     """Any chain of indices of any shards is what NumPy gives for the arrays that were written."""
     with tempfile.TemporaryDirectory() as folder:

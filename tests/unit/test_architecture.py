@@ -238,7 +238,7 @@ def test_import_starts_no_thread(child):
 
 
 def test_every_module_is_importable_alone(child):
-    """Every module at the top of the package can be the first that is imported: none relies on another's having been."""
+    """Every module at the top of the package can be the first that is imported: none relies on another."""
     alone = [f"lazyshards.{name}" for name in MODULES if "." not in name and name not in {"__init__", "testing"}]
     child(f"""
         import importlib, sys

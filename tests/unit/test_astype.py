@@ -44,6 +44,7 @@ def save(source, path, array):
         np.save(path, array.astype(array.dtype.newbyteorder(">")))
 
 
+WIDE = [kind for kind in KINDS[:12] if kind != "f2"]
 SOURCES = ("packed", "planes", "decoded", "decoded planes", "other byte order")
 
 
@@ -91,15 +92,20 @@ def test_any_cast_and_index(tmp_path_factory, data, stored, target, source):
     assert_same(found.compute(), expected)
 
 
-@given(kinds=st.lists(st.sampled_from(KINDS[:12]), min_size=1, max_size=4), source=st.sampled_from(SOURCES))
+@given(
+    kinds=st.lists(st.sampled_from(WIDE), min_size=1, max_size=4),
+    source=st.sampled_from(SOURCES),
+)
 @settings(max_examples=60, deadline=None)
 def test_casts_of_casts(tmp_path_factory, kinds, source):
     """A cast of a cast goes through the type in between, with all that is lost there, as in NumPy."""
     array = (np.arange(24) * 37).astype("u2").reshape(8, 3)
     found, expected = open_shards(shards(tmp_path_factory.mktemp("cast"), source, array)), array
     for kind in kinds:
-        if np.dtype(kind).kind in "iu" and expected.dtype.kind == "f" and abs(expected).max() > np.iinfo(kind).max:
-            continue  # out of range: whatever the processor does
+        if np.dtype(kind).kind in "iu" and expected.dtype.kind == "f":
+            low, high = float(expected.min()), float(expected.max())
+            if low < np.iinfo(kind).min or high > np.iinfo(kind).max:
+                continue  # out of range: whatever the processor does
         found, expected = found.astype(kind, "unsafe"), expected.astype(kind)
     assert_same(found[::-1, 1:].compute(), expected[::-1, 1:])
 
@@ -147,11 +153,9 @@ def test_rules(opened, stored, target, casting, enough):
 
 def test_safe_is_the_rule(opened):
     """Without a rule, nothing is lost."""
-    ds, whole = opened([3], dtype="f8")
+    ds, _ = opened([3], dtype="f8")
     with pytest.raises(UnsupportedDtypeError):
         ds.astype("f4")
-    with np.errstate(all="ignore"):
-        whole = np.nan_to_num(whole, nan=0, posinf=0, neginf=0)
 
 
 @pytest.mark.parametrize("dtype", ["O", "f9", None, "U", "V", ("f4", 3), object(), [("a", "O")]], ids=repr)
@@ -222,7 +226,7 @@ def test_scratch_is_bounded(tmp_path):
 def test_pickles(opened):
     """A cast travels to another process."""
     ds, whole = opened([4, 5], dtype="i2")
-    cast = pickle.loads(pickle.dumps(ds.astype("f4").astype("f8")))
+    cast = pickle.loads(pickle.dumps(ds.astype("f4").astype("f8")))  # noqa: S301  # our own
     assert_same(cast[1:8].compute(), whole[1:8].astype("f8"))
 
 
