@@ -8,7 +8,7 @@ import os
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks import first_load, formats_plain, later_loads, machine, opening, slices
+from benchmarks import first_load, formats_hdf5, formats_plain, later_loads, machine, opening, slices
 from benchmarks.options import Options
 from benchmarks.report import Table, markdown
 
@@ -19,6 +19,7 @@ _BENCHMARKS = {
     "later_loads": later_loads.run,
     "slices": slices.run,
     "opening": opening.run,
+    "formats_hdf5": formats_hdf5.run,
     "formats_plain": formats_plain.run,
 }
 

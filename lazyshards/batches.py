@@ -1,19 +1,18 @@
 """Epochs: batches of rows in a known order, read ahead, resumed exactly. Knows no dataset class."""
 
 import operator
-import secrets
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from lazyshards.errors import StateError
-from lazyshards.samplers import ORDER_VERSION, BlockOrder, FileOrder, Order, RowOrder, ShardOrder, derive_keys
+from lazyshards.errors import LazyShardsError, StateError
+from lazyshards.samplers import ORDER_VERSION, Order, Shuffle
 from lazyshards.selection import Rows
 
 __all__ = ["Batches", "Pending", "ShuffleQuality", "Source"]
@@ -48,12 +47,26 @@ class Source(Protocol):
         ...
 
     @property
+    def row_nbytes(self) -> int:
+        """Bytes of one row of a batch."""
+        ...
+
+    @property
     def fingerprint(self) -> str:
         """What the rows are; an order and a saved state belong to it."""
         ...
 
-    def edges(self) -> npt.NDArray[np.int64]:
-        """Return the rows at which a run of rows of one shard begins, and the number of rows at the end."""
+    @property
+    def description(self) -> str:
+        """What the rows are, for a person whose saved state is refused."""
+        ...
+
+    def order(self, shuffle: Shuffle, epoch: int) -> Order:
+        """Return the order of an epoch, the same in every process."""
+        ...
+
+    def draw_seed(self) -> int:
+        """Return a random seed, the same on every rank."""
         ...
 
     def reading(self) -> AbstractContextManager[None]:
@@ -119,8 +132,6 @@ class Batches:
         Rows of a block, for ``shuffle="blocks"``.
     window_blocks : int
         Blocks that are shuffled together.
-    row_nbytes : int
-        Bytes of a row, for the report.
     transform : callable, optional
         Called with each batch as it is handed out; what it returns is handed out instead.
     progress : bool
@@ -139,25 +150,24 @@ class Batches:
         prefetch: int = 2,
         block_rows: int = 1024,
         window_blocks: int = 16,
-        row_nbytes: int = 0,
         transform: Callable[[Any], Any] | None = None,
         progress: bool = False,
     ) -> None:
         self._source = source
         self._batch_size = _count(batch_size, "batch_size", 1)
-        self._shuffle = _shuffle_name(shuffle)
+        name = _shuffle_name(shuffle)
         self._epochs = _count(epochs, "epochs", 1)
         self._prefetch = _count(prefetch, "prefetch", 0)
-        self._block_rows = _count(block_rows, "block_rows", 1)
-        self._window_blocks = _count(window_blocks, "window_blocks", 1)
+        blocks = _count(block_rows, "block_rows", 1), _count(window_blocks, "window_blocks", 1)
         self._drop_last = bool(drop_last)
-        self._row_nbytes = row_nbytes
         self._transform = transform
         self._progress = progress
         if seed is not None:
-            self._seed = _count(seed, "seed", None)
+            number = _count(seed, "seed", None)
         else:
-            self._seed = secrets.randbits(62) if self._shuffle else 0
+            number = source.draw_seed() if name else 0
+        self._shuffle = Shuffle(name, number, *(blocks if name == "blocks" else (0, 0)))
+        self._first_epoch = 0
         self._epoch = 0
         self._position = 0
         # Weak: an iteration that is dropped ends at once, and leaves nothing behind.
@@ -173,7 +183,7 @@ class Batches:
     @property
     def seed(self) -> int:
         """Seed of the shuffle: the one given, drawn, or loaded."""
-        return self._seed
+        return self._shuffle.seed
 
     @property
     def epoch(self) -> int:
@@ -188,26 +198,33 @@ class Batches:
     @property
     def batches_per_epoch(self) -> int:
         """Batches of one epoch."""
-        return -(-self._epoch_rows() // self._batch_size)
+        size = self._source.size
+        return size // self._batch_size if self._drop_last else -(-size // self._batch_size)
+
+    @property
+    def ahead_nbytes(self) -> int:
+        """Most bytes of the batches that are being read, or were read and not handed out yet."""
+        return (self._prefetch + 1) * min(self._batch_size, self._source.size) * self._source.row_nbytes
 
     def __len__(self) -> int:
         """Return the batches of one ``for`` from the start of an epoch."""
         return self.batches_per_epoch * self._epochs
 
     def __repr__(self) -> str:
-        order = f"shuffle={self._shuffle!r}, seed={self._seed}" if self._shuffle else "in file order"
+        shuffle = self._shuffle
+        order = f"shuffle={shuffle.name!r}, seed={shuffle.seed}" if shuffle.name else "in file order"
         return (
             f"<Batches of {self._batch_size:,} rows from {self._source.size:,}, {order}: epoch {self._epoch}, "
             f"step {self.step} of {self.batches_per_epoch}>"
         )
 
-    def _epoch_rows(self) -> int:
-        """Return the rows that an epoch hands out."""
+    def _stop_row(self) -> int:
+        """Return the position at which this epoch ends: from a changed batch size on, full batches count from there."""
         size = self._source.size
-        return size - size % self._batch_size if self._drop_last else size
+        return size - max(0, size - self._position) % self._batch_size if self._drop_last else size
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of an epoch.
+        """Go to the start of an epoch; the next ``for`` begins there.
 
         Parameters
         ----------
@@ -215,7 +232,8 @@ class Batches:
             From 0.
         """
         self._stop()
-        self._epoch, self._position = _count(epoch, "epoch", 0), 0
+        self._first_epoch = self._epoch = _count(epoch, "epoch", 0)
+        self._position = 0
 
     def reset(self) -> None:
         """Go back to the start of the first epoch."""
@@ -227,15 +245,17 @@ class Batches:
         What was read ahead is not part of it. ``load_state_dict`` continues with the very next batch, with any
         prefetch, batch size, engine, or number of processors.
         """
+        shuffle = self._shuffle
         return {
             "version": _STATE_VERSION,
             "order_version": ORDER_VERSION,
             "fingerprint": self._source.fingerprint,
-            "rows": self._source.size,
-            "shuffle": self._shuffle,
-            "block_rows": self._block_rows if self._shuffle == "blocks" else 0,
-            "window_blocks": self._window_blocks if self._shuffle == "blocks" else 0,
-            "seed": self._seed,
+            "dataset": self._source.description,
+            "shuffle": shuffle.name,
+            "block_rows": shuffle.block_rows,
+            "window_blocks": shuffle.window_blocks,
+            "seed": shuffle.seed,
+            "first_epoch": self._first_epoch,
             "epoch": self._epoch,
             "position": self._position,
         }
@@ -268,27 +288,36 @@ class Batches:
                 raise StateError(
                     f"the state was taken with {key}={state[key]!r}, this iterator has {own[key]!r}: the orders differ"
                 )
-        if strict and (state["rows"] != own["rows"] or state["fingerprint"] != own["fingerprint"]):
-            rows = "" if state["rows"] == own["rows"] else f" (it had {state['rows']:,} rows, now {own['rows']:,})"
-            raise StateError(
-                f"the dataset is not the one that the state was taken of{rows}: shards were added, removed, renamed or "
-                "resized, or other rows selected; pass strict=False to go on by position all the same"
+        if strict and state["fingerprint"] != own["fingerprint"]:
+            what = (
+                "files were renamed, resized or reordered, or other rows selected"
+                if state["dataset"] == own["dataset"]
+                else f"it had {state['dataset']}, now there are {own['dataset']}"
             )
-        epoch = _count(state["epoch"], "epoch", 0)
-        position = _count(state["position"], "position", 0)
+            raise StateError(
+                f"the dataset is not the one that the state was taken of: {what}; pass strict=False to go on by "
+                "position all the same"
+            )
+        try:
+            first, epoch, position = [_count(state[key], key, 0) for key in ("first_epoch", "epoch", "position")]
+            seed = _count(state["seed"], "seed", None)
+        except (TypeError, ValueError) as exc:
+            raise StateError(f"the state was not made by state_dict(): {exc}") from exc
         if position > self._source.size and strict:
             raise StateError(f"the state's position {position:,} is beyond the {self._source.size:,} rows")
         self._stop()
-        self._seed = _count(state["seed"], "seed", None)
-        self._epoch, self._position = epoch, position
+        self._shuffle = replace(self._shuffle, seed=seed)
+        self._first_epoch, self._epoch, self._position = min(first, epoch), epoch, position
 
     # Going through ---------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield the batches from the position on; an iteration begun earlier ends."""
         self._stop()
-        if self._position and self._position >= self._epoch_rows():
+        if self._position and self._position >= self._stop_row():
             self._epoch, self._position = self._epoch + 1, 0
+        if self._epoch >= self._first_epoch + self._epochs:
+            self._first_epoch = self._epoch
         running = self._run()
         self._pass = weakref.ref(running)
         return running
@@ -308,19 +337,12 @@ class Batches:
         epoch : int
             From 0.
         """
-        size = self._source.size
-        if not self._shuffle or not size:
-            return FileOrder(size)
-        parts = (self._shuffle, self._seed, epoch, self._source.fingerprint)
-        if self._shuffle == "rows":
-            return RowOrder(size, derive_keys(*parts))
-        if self._shuffle == "shards":
-            return ShardOrder(self._source.edges(), derive_keys(*parts), ("within", *parts))
-        blocks = (*parts, self._block_rows, self._window_blocks)
-        return BlockOrder(size, derive_keys(*blocks), ("within", *blocks), self._block_rows, self._window_blocks)
+        return self._source.order(self._shuffle, epoch)
 
     def _run(self) -> Generator[Batch, None, None]:
-        last_epoch = self._epoch - self._epoch % self._epochs + self._epochs - 1
+        last_epoch = self._first_epoch + self._epochs - 1
+        if not self.batches_per_epoch and not self._position:
+            self._epoch = last_epoch
         with self._source.reading(), self._bar(last_epoch) as bar:
             while self._epoch <= last_epoch:
                 yield from self._run_epoch(bar)
@@ -328,35 +350,45 @@ class Batches:
                 self._epoch, self._position = self._epoch + 1, 0
 
     def _run_epoch(self, bar: Any) -> Generator[Batch, None, None]:
-        order, stop = self.order(self._epoch), self._epoch_rows()
+        order, stop = self.order(self._epoch), self._stop_row()
         ahead: deque[tuple[int, Pending]] = deque()
         asked = self._position
         try:
             while self._position < stop:
                 while asked < stop and len(ahead) <= self._prefetch:
                     end = min(asked + self._batch_size, stop)
-                    ahead.append((end, self._source.begin(order.rows(asked, end))))
+                    try:
+                        pending = self._source.begin(order.rows(asked, end))
+                    except LazyShardsError:
+                        if not ahead:
+                            raise
+                        break  # it belongs to a later batch, and may be over by then: memory that is full now, say
+                    ahead.append((end, pending))
+                    del pending
                     asked = end
-                end, pending = ahead.popleft()
-                batch = pending.result()
-                del pending  # nothing of a batch is kept here while the user works with it
-                if self._transform is not None:
-                    batch = self._transform(batch)
-                if bar is not None:
-                    bar.update(end - self._position)
-                self._position = end
-                yield batch
-                del batch
+                yield self._hand_out(ahead, bar)
         finally:
             for _, pending in ahead:
                 pending.cancel()
+
+    def _hand_out(self, ahead: "deque[tuple[int, Pending]]", bar: Any) -> Batch:
+        """Return the next batch; nothing of it is kept here while the user works with it."""
+        end, pending = ahead.popleft()
+        batch = pending.result()
+        if self._transform is not None:
+            batch = self._transform(batch)
+        if bar is not None:
+            bar.update(end - self._position)
+        self._position = end
+        return batch
 
     def _bar(self, last_epoch: int) -> AbstractContextManager[Any]:
         if not self._progress:
             return nullcontext()
         from tqdm.auto import tqdm
 
-        total = (last_epoch - self._epoch + 1) * self._epoch_rows() - self._position
+        epoch_rows = self.batches_per_epoch * self._batch_size if self._drop_last else self._source.size
+        total = (last_epoch - self._epoch) * epoch_rows + max(0, self._stop_row() - self._position)
         bar: AbstractContextManager[Any] = tqdm(total=total, unit="row", unit_scale=True, desc="batches")
         return bar
 
@@ -364,18 +396,18 @@ class Batches:
         """Return how well this epoch is shuffled and what its batches cost, from a sample of them; reads nothing."""
         order, count = self.order(self._epoch), self.batches_per_epoch
         numbers = np.unique(np.linspace(0, max(0, count - 1), min(count, _SAMPLED_BATCHES)).astype(int)).tolist()
-        stop = self._epoch_rows()
+        size = self._source.size
         drawn, costs = [], []
         for number in numbers:
             start = number * self._batch_size
-            rows = order.rows(start, min(start + self._batch_size, stop))
+            rows = order.rows(start, min(start + self._batch_size, size))
             drawn.append(np.asarray(rows, np.int64))
             costs.append(self._source.cost(rows))
         if not drawn:
             return ShuffleQuality(0.0, 0.0, 0.0, 0.0, 0.0, 0)
         rows = np.concatenate(drawn)
         shards, requests, nbytes = np.mean(costs, axis=0).tolist()
-        wanted = len(rows) * self._row_nbytes
+        wanted = len(rows) * self._source.row_nbytes
         return ShuffleQuality(
             rank_correlation=_correlation(rows),
             shards_per_batch=shards,

@@ -170,7 +170,7 @@ def _sift(entries: Sequence[Entry], pattern: str) -> tuple[list[Entry], list[For
 
 def _nearby(place: str) -> str:
     parent, _, name = place.rstrip("/").rpartition("/")
-    return f" (the directory {parent!r} was searched for {name!r})" if parent and "://" not in parent else ""
+    return f" (the directory {parent!r} was searched for {name!r})" if parent and "://" not in place else ""
 
 
 def _contents(paths: Sequence[str]) -> str:

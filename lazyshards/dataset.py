@@ -11,10 +11,11 @@ import numpy.typing as npt
 
 from lazyshards import catalog, display
 from lazyshards.batches import Batches
-from lazyshards.engines import Array, Engine, PendingResult, check_engine_name, choose_engine, find_engine
+from lazyshards.engines import Array, Engine, PendingResult, check_engine_name, choose_engine, draw_seed, find_engine
 from lazyshards.errors import EngineError, LazyShardsError, UnsupportedDtypeError
 from lazyshards.layout import Layout, Shard, native_dtype
 from lazyshards.plan import ReadPlan, compile_plan
+from lazyshards.samplers import Order, Shuffle
 from lazyshards.selection import Rows, Selection, is_whole, select, select_all
 
 __all__ = ["ShardedDataset", "open_shards"]
@@ -418,7 +419,6 @@ class ShardedDataset:
             prefetch=prefetch,
             block_rows=block_rows,
             window_blocks=window_blocks,
-            row_nbytes=self.nbytes // max(1, len(self)),
             transform=transform,
             progress=progress,
         )
@@ -455,8 +455,23 @@ class _ViewSource:
         self._engine = engine
         self.fingerprint = fingerprint
         self.size = len(selection.rows)
+        self.row_nbytes = prod(selection.cell_shape) * layout.dtype.itemsize
 
-    def edges(self) -> npt.NDArray[np.int64]:
+    @property
+    def description(self) -> str:
+        """Return what the rows are, for a person."""
+        layout = self._layout
+        return f"{self.size:,} rows of shape {self._selection.cell_shape} and {layout.dtype} from {len(layout):,} shards"
+
+    def order(self, shuffle: Shuffle, epoch: int) -> Order:
+        """Return the order of an epoch."""
+        return shuffle.order(self.size, self._edges, self.fingerprint, epoch)
+
+    def draw_seed(self) -> int:
+        """Return a random seed, the same on every rank."""
+        return draw_seed()
+
+    def _edges(self) -> npt.NDArray[np.int64]:
         """Return the rows of the view at which a run of rows of one shard begins, and the number of rows."""
         rows = self._selection.rows
         if isinstance(rows, range):

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lazyshards.dataset import ShardedDataset, open_shards
-from lazyshards.display import plan_text, size_text, touched_shards
+from lazyshards.display import plan_text, size_text
 from lazyshards.engines import auto_engine, find_engine
 from lazyshards.errors import EngineError, EngineUnavailableError
 
@@ -93,7 +93,7 @@ def _show(ds: ShardedDataset, whole: npt.NDArray[np.generic] | None, engine: str
     )
     started = f" ({name} was started before, in {seconds:.1f} s)" if seconds >= 0.1 else ""
     tiles = f"{plan.tile_count} tile{'' if plan.tile_count == 1 else 's'}"
-    shards = touched_shards(plan)
+    shards = plan.shards
     yield (
         f"engine {name}: {tiles} over {shards} shard{'' if shards == 1 else 's'}, "
         f"{plan.nbytes:,} bytes in {taken * 1000:.1f} ms{started}"

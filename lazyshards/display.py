@@ -20,7 +20,6 @@ __all__ = [
     "printable",
     "shards_text",
     "size_text",
-    "touched_shards",
 ]
 
 _MOST_LINES = 8
@@ -176,16 +175,6 @@ def _touched(layout: Layout, rows: Rows) -> tuple[Sequence[int] | npt.NDArray[np
     mask = np.zeros(len(layout), np.bool_)
     mask[ends.searchsorted(rows, "right")] = True
     return np.flatnonzero(mask), True
-
-
-def touched_shards(plan: ReadPlan) -> int:
-    """Return how many shards hold rows that the plan reads: empty shards, and those that a step jumps over, do not.
-
-    Parameters
-    ----------
-    plan : ReadPlan
-    """
-    return len(_touched(plan.layout, plan.rows)[0])
 
 
 def _is_all(rows: Rows, total: int) -> bool:
@@ -345,7 +334,7 @@ def plan_text(plan: ReadPlan, engine: str, capacity: Capacity, shards: int | Non
     facts = [
         ("engine", f"{engine}, {_plural(capacity.workers, 'processor')}"),
         ("result", f"{plan.shape} {plan.dtype}"),
-        ("shards touched", f"{touched_shards(plan):,}" + ("" if shards is None else f" of {shards:,}")),
+        ("shards touched", f"{plan.shards:,}" + ("" if shards is None else f" of {shards:,}")),
         ("tiles", f"{tiles:,}"),
         ("rows a tile", f"{min(plan.tile_rows, len(plan.rows)):,}" if tiles else "0"),
         ("bytes wanted", f"{nbytes:,}  ({size_text(nbytes)})"),

@@ -14,7 +14,19 @@ from lazyshards.errors import UnsupportedDtypeError
 from lazyshards.selection import Rows
 from lazyshards.storage.base import Stamp, Storage
 
-__all__ = ["Decoded", "Extent", "Extents", "Layout", "Packed", "Planes", "Segment", "Shard", "Source", "native_dtype"]
+__all__ = [
+    "Decoded",
+    "Extent",
+    "Extents",
+    "Layout",
+    "Names",
+    "Packed",
+    "Planes",
+    "Segment",
+    "Shard",
+    "Source",
+    "native_dtype",
+]
 
 
 class Extent(NamedTuple):
@@ -101,6 +113,61 @@ class Segment(NamedTuple):
     """Rows of the buffer, in the order of ``local``; a slice may run backwards."""
 
 
+class Names(Sequence[str]):
+    """Many names in one buffer of bytes, each made a text when it is asked for.
+
+    Parameters
+    ----------
+    data : bytes-like
+        The names in UTF-8, one after the other, without separators; none holds a null byte.
+    offsets : ndarray of int64, (names + 1,)
+        Where each begins in ``data``, and where the last ends.
+
+    Examples
+    --------
+    >>> names = Names(b"a.npyb.npy", np.array([0, 5, 10]))
+    >>> names[1], list(names[:1])
+    ('b.npy', ['a.npy'])
+    """
+
+    __slots__ = ("_data", "_offsets")
+
+    def __init__(self, data: bytes | memoryview, offsets: npt.NDArray[np.int64]) -> None:
+        self._data = data
+        self._offsets = offsets
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[str]: ...
+    def __getitem__(self, index: int | slice) -> str | Sequence[str]:
+        numbers = range(len(self))[index]
+        if isinstance(numbers, int):
+            start, stop = self._offsets[numbers : numbers + 2].tolist()
+            return str(self._data[start:stop], "utf-8", "surrogateescape")
+        if numbers.step != 1:
+            return tuple([self[i] for i in numbers])
+        offsets = self._offsets[numbers.start : numbers.stop + 1]
+        if not numbers:
+            return ()
+        # Bytes of its own, so that a few names of a million are pickled alone.
+        return Names(bytes(self._data[int(offsets[0]) : int(offsets[-1])]), offsets - offsets[0])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.joined().decode("utf-8", "surrogateescape").split("\0") if len(self) else ())
+
+    def __reduce__(self) -> tuple[type["Names"], tuple[bytes, npt.NDArray[np.int64]]]:
+        return Names, (bytes(self._data), self._offsets)
+
+    def joined(self) -> bytes:
+        """Return all names with a null byte between each two."""
+        data = np.frombuffer(self._data, np.uint8)[int(self._offsets[0]) : int(self._offsets[-1])]
+        return np.insert(data, self._offsets[1:-1] - self._offsets[0], 0).tobytes()
+
+
 @dataclass(frozen=True, eq=False)
 class Layout:
     """All shards in order. Columnar, so that a million shards fit; equal if the fingerprints are."""
@@ -135,6 +202,8 @@ class Layout:
     """Types that each element is cast to, in order, before it is cast to ``dtype``: one for each cast of a cast."""
     options: str = ""
     """Options of the format, as text: part of the fingerprint, since they decide what is read."""
+    manifest: str = ""
+    """What a saved manifest had to do with it, for people; empty if nothing."""
 
     @classmethod
     def from_shards(
@@ -210,7 +279,8 @@ class Layout:
         digest = hashlib.blake2b(digest_size=16)
         head = (1, self.format, self.dtype.descr if self.dtype.names else self.dtype.str, self.row_shape, len(self))
         digest.update(repr(head).encode())
-        digest.update("\0".join(self.names).encode("utf-8", "surrogateescape"))
+        names = self.names
+        digest.update(names.joined() if isinstance(names, Names) else "\0".join(names).encode(*_ENCODING))
         digest.update(self.ends.astype("<i8").tobytes())
         digest.update(self.stamps[:, 0].astype("<i8").tobytes())
         digest.update(repr([(i, dtype.str) for i, dtype in sorted(self.dtypes.items())]).encode())
@@ -351,7 +421,7 @@ class Layout:
         if len(touched) == len(self):
             return self, rows
         layout = self._pick(touched)
-        starts = self.ends[touched] - np.diff(self.ends, prepend=0)[touched]
+        starts = self._starts(touched)
         moved = layout.ends - np.diff(layout.ends, prepend=0) - starts
         return layout, rows + moved[np.searchsorted(touched, holder)]
 
@@ -363,7 +433,7 @@ class Layout:
             ends = self.ends[which] - start
         else:
             names, numbers = tuple([self.names[i] for i in which.tolist()]), which.tolist()
-            ends = np.cumsum(np.diff(self.ends, prepend=0)[which])
+            ends = np.cumsum(self.ends[which] - self._starts(which))
         return Layout(
             self.format,
             self.storage,
@@ -380,6 +450,32 @@ class Layout:
             self.stored,
             self.steps,
             self.options,
+        )
+
+    def _starts(self, which: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the rows before some of the shards."""
+        return np.where(which, self.ends[which - 1], 0)
+
+    def with_shards(self, found: Mapping[int, Shard]) -> "Layout":
+        """Return the layout with some shards described anew: stamp and source; rows, shape and dtype stay.
+
+        Parameters
+        ----------
+        found : mapping from int to Shard
+            By number of the shard.
+        """
+        stamps, offsets = self.stamps.copy(), self.offsets.copy()
+        sources, etags = dict(self.sources), None if self.etags is None else list(self.etags)
+        for i, shard in found.items():
+            stamps[i] = shard.stamp[:3]
+            if etags is not None:
+                etags[i] = shard.stamp.etag
+            offsets[i] = shard.source.offset if type(shard.source) is Packed else -1
+            sources.pop(i, None)
+            if type(shard.source) is not Packed:
+                sources[i] = shard.source
+        return replace(
+            self, stamps=stamps, offsets=offsets, sources=sources, etags=None if etags is None else tuple(etags)
         )
 
     def __eq__(self, other: object) -> bool:
@@ -415,6 +511,7 @@ def native_dtype(dtype: object) -> np.dtype[np.generic]:
 
 
 _SIZED = "U8"
+_ENCODING = ("utf-8", "surrogateescape")
 
 
 def _dtype_text(dtype: np.dtype[np.generic]) -> str:

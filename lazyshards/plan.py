@@ -85,8 +85,8 @@ class ReadPlan:
 
     @property
     def shards(self) -> int:
-        """Number of shards that the request touches."""
-        return len(self.layout)
+        """Number of shards that hold rows of the request: not empty ones, nor those that a step jumps over."""
+        return sum(1 for _ in self.layout.segments(self.rows))
 
     @cached_property
     def _reads(self) -> tuple[int, int, int]:

@@ -5,9 +5,10 @@ engine or a clock. An order answers ``rows(start, stop)``, which rows the epoch 
 without having drawn those before them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from math import isqrt
 from typing import Protocol
 
 import numpy as np
@@ -23,6 +24,7 @@ __all__ = [
     "Order",
     "RowOrder",
     "ShardOrder",
+    "Shuffle",
     "derive_keys",
 ]
 
@@ -57,33 +59,34 @@ def derive_keys(*parts: object, count: int = _ROUNDS) -> tuple[int, ...]:
 class KeyedPermutation:
     """A permutation of [0, size) that is computed for any positions, in no memory: the size may be 10**12.
 
-    A keyed Feistel network on the smallest even power of two that holds ``size``, walked along its cycles until it is
-    below ``size`` again; so it is a bijection for every size and every key. Sizes up to 4,096 are sorted by keyed hash.
+    A keyed Feistel network on pairs of numbers below ``side``, the least whole number whose square holds ``size``,
+    walked along its cycles until it is below ``size`` again; so it is a bijection for every size and every key, and as
+    the square is hardly larger than ``size``, few positions walk. Sizes up to 4,096 are sorted by keyed hash.
 
-    Source: J. Black and P. Rogaway, Ciphers with Arbitrary Finite Domains, CT-RSA 2002 (cycle walking); the round
-    function is the finaliser of MurmurHash3 (Austin Appleby).
+    Source: J. Black and P. Rogaway, Ciphers with Arbitrary Finite Domains, CT-RSA 2002 (a network modulo its sides, and
+    cycle walking); the round function is Chris Wellons' lowbias32, the hash of the table the finaliser of MurmurHash3
+    (Austin Appleby).
 
     Parameters
     ----------
     size : int
-        Below 2**62.
+        At most 2**62.
     keys : sequence of int
-        One 64-bit key a round, an even number of them.
+        One 64-bit key a round, an even number of them; the network takes the lower half of each.
     """
 
-    __slots__ = ("_bits", "_inverse", "_keys", "_mask", "_table", "size")
+    __slots__ = ("_inverse", "_keys", "_side", "_table", "size")
 
     def __init__(self, size: int, keys: Sequence[int]) -> None:
         self.size = size
-        self._keys = tuple([np.uint64(key) for key in keys])
-        self._bits = (max(1, size - 1).bit_length() + 1) // 2
-        self._mask = np.uint64((1 << self._bits) - 1)
+        self._side = isqrt(max(0, size - 1)) + 1
+        self._keys = tuple([np.uint32(key & 0xFFFF_FFFF) for key in keys])
         self._table: npt.NDArray[np.int64] | None = None
         self._inverse: npt.NDArray[np.int64] | None = None
         if size <= _TABLE_ROWS:
             hashes = np.arange(size, dtype=np.uint64)
-            for key in self._keys[:2]:
-                hashes = _mix(hashes, key)
+            for key in keys[:2]:
+                hashes = _mix(hashes, np.uint64(key))
             self._table = np.argsort(hashes, kind="stable")
             self._inverse = np.argsort(self._table, kind="stable")
 
@@ -115,31 +118,58 @@ class KeyedPermutation:
             outside = outside[walked >= size]
         return values.view(np.int64)
 
+    def _split(self, values: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
+        side = np.uint64(self._side)
+        left = values // side
+        return left.astype(np.uint32), (values - left * side).astype(np.uint32)
+
+    def _join(self, left: npt.NDArray[np.uint32], right: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint64]:
+        values = left.astype(np.uint64)
+        values *= np.uint64(self._side)
+        values += right
+        return values
+
+    def _round(self, half: npt.NDArray[np.uint32], key: np.uint32) -> npt.NDArray[np.uint32]:
+        """Return a keyed number below ``side`` for each of ``half``."""
+        mixed = half ^ key
+        mixed *= _MULTIPLIER_32_1
+        mixed ^= mixed >> _SHIFT_15
+        mixed *= _MULTIPLIER_32_2
+        mixed ^= mixed >> _SHIFT_16
+        scaled = mixed.astype(np.uint64)
+        scaled *= np.uint64(self._side)
+        scaled >>= _SHIFT_32
+        return scaled.astype(np.uint32)
+
     def _encrypt(self, values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-        bits = np.uint64(self._bits)
-        left, right = values >> bits, values & self._mask
+        side = np.uint32(self._side)
+        left, right = self._split(values)
         for key in self._keys:
-            left ^= _mix(right, key) & self._mask
+            left += self._round(right, key)
+            # Modulo: what was below ``side`` wraps to a huge number, and the other one is the lesser.
+            np.minimum(left, left - side, out=left)
             left, right = right, left
-        left <<= bits
-        left |= right
-        return left
+        return self._join(left, right)
 
     def _decrypt(self, values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-        bits = np.uint64(self._bits)
-        left, right = values >> bits, values & self._mask
+        side = np.uint32(self._side)
+        left, right = self._split(values)
         for key in reversed(self._keys):
             left, right = right, left
-            left ^= _mix(right, key) & self._mask
-        left <<= bits
-        left |= right
-        return left
+            left -= self._round(right, key)
+            np.minimum(left, left + side, out=left)
+        return self._join(left, right)
 
 
 class _Step(Protocol):
     def __call__(self, values: npt.NDArray[np.uint64], /) -> npt.NDArray[np.uint64]: ...
 
 
+_MULTIPLIER_32_1 = np.uint32(0x7FEB352D)
+_MULTIPLIER_32_2 = np.uint32(0x846CA68B)
+_SHIFT_15 = np.uint32(15)
+_SHIFT_16 = np.uint32(16)
+_SHIFT_32 = np.uint64(32)
 _SHIFT = np.uint64(33)
 _MULTIPLIER_1 = np.uint64(0xFF51AFD7ED558CCD)
 _MULTIPLIER_2 = np.uint64(0xC4CEB9FE1A85EC53)
@@ -220,7 +250,7 @@ class BlockOrder:
         self, size: int, keys: Sequence[int], window_keys: Sequence[int | str], block_rows: int, window_blocks: int
     ) -> None:
         self.size = size
-        self.block_rows = block_rows
+        block_rows = self.block_rows = min(block_rows, max(1, size))
         self.window_blocks = window_blocks
         self._window_keys = tuple(window_keys)
         self._blocks = KeyedPermutation(-(-size // block_rows), keys)
@@ -299,3 +329,42 @@ class ShardOrder:
             pieces.append(within + self._edges[shard])
             start += until - begin
         return np.concatenate(pieces) if pieces else np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Shuffle:
+    """How an epoch is ordered: all that decides it besides the rows themselves."""
+
+    name: str
+    """``"rows"``, ``"blocks"``, ``"shards"``, or empty for the order in which rows come."""
+    seed: int
+    """Of the shuffle."""
+    block_rows: int
+    """Rows of a block, for ``"blocks"``."""
+    window_blocks: int
+    """Blocks that are shuffled together, for ``"blocks"``."""
+
+    def order(self, size: int, edges: Callable[[], npt.NDArray[np.int64]], fingerprint: str, epoch: int) -> Order:
+        """Return the order of an epoch.
+
+        Parameters
+        ----------
+        size : int
+            Number of rows.
+        edges : callable
+            Returns the rows at which a run of rows of one shard begins, and the number of rows at the end; called for
+            ``"shards"`` only.
+        fingerprint : str
+            Of the rows.
+        epoch : int
+            From 0.
+        """
+        if not self.name or not size:
+            return FileOrder(size)
+        parts = (self.name, self.seed, epoch, fingerprint)
+        if self.name == "rows":
+            return RowOrder(size, derive_keys(*parts))
+        if self.name == "shards":
+            return ShardOrder(edges(), derive_keys(*parts), ("within", *parts))
+        blocks = (*parts, self.block_rows, self.window_blocks)
+        return BlockOrder(size, derive_keys(*blocks), ("within", *blocks), self.block_rows, self.window_blocks)

@@ -1,6 +1,7 @@
 """The engines, and which of them a dataset takes."""
 
 import os
+import secrets
 import threading
 import warnings
 
@@ -18,6 +19,7 @@ __all__ = [
     "auto_engine",
     "check_engine_name",
     "choose_engine",
+    "draw_seed",
     "engine_names",
     "find_engine",
     "set_engine",
@@ -159,3 +161,13 @@ def _why_not_legate(dtype: np.dtype[np.generic], ndim: int) -> str | None:
     if threading.current_thread() is not threading.main_thread():
         return "Legate serves the main thread only, and this is another one"
     return why_not_legate(dtype, ndim)
+
+
+def draw_seed() -> int:
+    """Return a random seed of 62 bits: one and the same on every rank of a Legate run, which all must call it."""
+    started = bringup.started()
+    if started is not None and started.node_count > 1:
+        from lazyshards.engines.legate import draw_shared
+
+        return draw_shared()
+    return secrets.randbits(62)

@@ -14,6 +14,7 @@ import functools
 import gc
 import os
 import pickle
+import secrets
 import sys
 import threading
 import weakref
@@ -49,7 +50,7 @@ from legate.core import (  # noqa: E402
 from legate.core.data_interface import as_logical_array  # noqa: E402
 from legate.core.task import InputStore, OutputStore, task  # noqa: E402
 
-__all__ = ["LegateEngine"]
+__all__ = ["LegateEngine", "draw_shared"]
 
 _VARIANTS = (VariantCode.CPU, VariantCode.OMP, VariantCode.GPU)
 _STATUS_NBYTES = 2048
@@ -306,6 +307,30 @@ def _decode(text: str) -> tuple[Layout, Rows | None, Cell, int]:
 @task(variants=_VARIANTS)
 def _touch(ctx: TaskContext, out: OutputStore) -> None:
     """Do nothing, on the whole result, so that the tiles which follow share its one instance."""
+
+
+@task(variants=_VARIANTS)
+def _draw(ctx: TaskContext, drawn: OutputStore) -> None:
+    """Draw random bytes: on one processor, so that all ranks read the same ones."""
+    on_gpu = ctx.get_variant_kind() == VariantCode.GPU
+    row = np.frombuffer(secrets.token_bytes(8), np.uint8)
+    if on_gpu:
+        from lazyshards.engines.staging import to_device
+
+        to_device(row, drawn)
+    else:
+        np.asarray(drawn)[...] = row
+
+
+def draw_shared() -> int:
+    """Return a random number of 62 bits, the same on every rank."""
+    _check_caller()
+    runtime = get_legate_runtime()
+    drawn = runtime.create_store(legate_types.uint8, (8,))
+    launch = runtime.create_manual_task(_draw.library, _draw.task_id, (1,))
+    launch.add_output(drawn.partition_by_tiling((8,)))
+    launch.execute()
+    return int.from_bytes(np.asarray(drawn.get_physical_store()).tobytes(), "little") >> 2
 
 
 @task(variants=_VARIANTS)

@@ -6,13 +6,16 @@ from typing import BinaryIO, NamedTuple, Protocol, TypeAlias
 __all__ = ["Entry", "Head", "OnChange", "Part", "Stamp", "Storage", "check_on_change"]
 
 OnChange: TypeAlias = str
-"""What to do about a shard that changed since it was opened: ``"raise"``, ``"warn"`` or ``"ignore"``."""
+"""What to do about a shard that changed since it was opened: ``"raise"``, ``"warn"``, ``"refresh"`` or ``"ignore"``.
+
+A storage raises for ``"refresh"`` as for ``"raise"``: it is the dataset that then describes the shard anew.
+"""
 
 
 def check_on_change(on_change: object) -> str:
     """Return ``on_change`` if it is a policy, else raise ValueError."""
-    if on_change not in ("raise", "warn", "ignore"):
-        raise ValueError(f'on_change={on_change!r} is not a policy: use "raise", "warn" or "ignore"')
+    if on_change not in ("raise", "warn", "refresh", "ignore"):
+        raise ValueError(f'on_change={on_change!r} is not a policy: use "raise", "warn", "refresh" or "ignore"')
     return str(on_change)
 
 
@@ -36,6 +39,8 @@ class Entry(NamedTuple):
     """Path or URL, as the other methods of the storage take it."""
     is_directory: bool
     """Whether it is a directory rather than a file."""
+    stamp: Stamp | None = None
+    """Its stamp, where the listing tells it at no price; ``Storage.heads`` of no bytes tells it elsewhere."""
 
 
 class Head(NamedTuple):

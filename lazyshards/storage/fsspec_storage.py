@@ -78,19 +78,23 @@ class FsspecStorage:
 
         kind, found = find_entries(mount, path, parse_name(self.vault.reveal(path)), ask)
         self._listed.clear()
+        entries = []
         for name, info in found:
             stamp = stamp_of(info, mount.inside)
-            if info.get("type") == "file" and stamp.size >= 0:
+            is_known = info.get("type") == "file" and stamp.size >= 0
+            if is_known:
                 self._listed[name] = stamp
-        return kind, [Entry(name, info.get("type") == "directory") for name, info in found]
+            entries.append(Entry(name, info.get("type") == "directory", stamp if is_known else None))
+        return kind, entries
 
     def heads(self, paths: Sequence[str], nbytes: int) -> list[Head]:
         """Return the first bytes and the stamp of every file, errors in place."""
-        requests = [Request(path, _NO_STAMP, 0, nbytes, ()) for path in paths]
+        # Of no bytes there is no range to ask for: of one, the answer tells the stamp as well.
+        requests = [Request(path, _NO_STAMP, 0, max(1, nbytes), ()) for path in paths]
         heads = []
         for answer in self._send(requests, _HEADS_AT_A_TIME, heads=True):
             if isinstance(answer, Reply):
-                heads.append(Head(bytes(answer.data), answer.stamp or _NO_STAMP))
+                heads.append(Head(bytes(answer.data[:nbytes]), answer.stamp or _NO_STAMP))
             else:
                 heads.append(Head(b"", _NO_STAMP, self._short_error(answer)))
         return heads

@@ -43,7 +43,8 @@ class LocalStorage:
         try:
             if os.path.isdir(path):
                 with os.scandir(path) as entries:
-                    return "directory", [tuple.__new__(Entry, (entry.path, _is_directory(entry))) for entry in entries]
+                    new = tuple.__new__
+                    return "directory", [new(Entry, (entry.path, _is_directory(entry), None)) for entry in entries]
             if os.path.lexists(path):
                 return "file", [Entry(path, False)]
             if glob.has_magic(path):
@@ -58,7 +59,7 @@ class LocalStorage:
         """Return the first bytes and the stamp of every file, errors in place.
 
         In the page cache threads only fight over the interpreter lock, on a cold disk they are worth four times:
-        the first few reads decide.
+        the first few reads decide. Stamps alone, of no bytes, are asked of the directories and open no file.
         """
         start = time.perf_counter()
         heads = _heads(paths[:_PROBE], nbytes)
@@ -150,6 +151,13 @@ def _glob(pattern: str) -> Iterable[str]:
 def _heads(paths: Sequence[str], nbytes: int) -> list[Head]:
     """Read heads one after the other, with as little around the system calls as can be: one is made for every shard."""
     heads: list[Head] = []
+    if not nbytes:
+        for path in paths:
+            try:
+                heads.append(Head(b"", _stamp(os.stat(path))))
+            except OSError as exc:  # noqa: PERF203  # it is that file's own
+                heads.append(Head(b"", Stamp(0), exc))
+        return heads
     open_, fstat, pread, close, new = os.open, os.fstat, os.pread, os.close, tuple.__new__
     # O_NONBLOCK: a named pipe among the shards must not hang the scan.
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK

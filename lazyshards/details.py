@@ -1,0 +1,160 @@
+"""What a format needs to read a shard again, as JSON text and back: plain values and the package's named tuples only.
+
+Nothing in such a text is ever run, and no text may name another file: a detail that does is not put into one.
+"""
+
+import base64
+import json
+from collections import Counter
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from lazyshards.layout import Decoded
+
+__all__ = ["DetailDecoder", "encode_details"]
+
+_FORMATS = "lazyshards.formats."
+_BASE64 = "b64"
+_DTYPE = "dtype"
+_SHARED = "shared"
+_TUPLE = "of"
+
+
+class _UnencodableError(Exception):
+    """A value that no text stands for."""
+
+
+def encode_details(sources: Sequence[Decoded]) -> tuple[list[str | None], list[str]]:
+    """Return a text for each source, None for one that no text can stand for, and texts that several refer to.
+
+    Parameters
+    ----------
+    sources : sequence of Decoded
+    """
+    # What all shards have in common, such as the columns that are read, is written once.
+    counts = Counter(id(item) for source in sources if isinstance(source.detail, tuple) for item in source.detail)
+    encoder = _Encoder({key for key, count in counts.items() if count > 1})
+    texts: list[str | None] = []
+    for source in sources:
+        try:
+            texts.append(json.dumps([list(source.edges), encoder.encode(source.detail)], separators=(",", ":")))
+        except _UnencodableError:  # noqa: PERF203  # the others still can
+            texts.append(None)
+    return texts, encoder.shared
+
+
+class _Encoder:
+    def __init__(self, common: set[int]) -> None:
+        self.shared: list[str] = []
+        self._common = common
+        self._numbers: dict[str, int] = {}
+        self._known: dict[int, tuple[Any, int]] = {}
+
+    def encode(self, value: Any) -> Any:
+        if value is None or isinstance(value, bool | str | int | float):
+            return value
+        if isinstance(value, bytes):
+            return {_BASE64: base64.b64encode(value).decode()}
+        if isinstance(value, np.dtype) and not value.hasobject:
+            return {_DTYPE: _descr(value)}
+        if not isinstance(value, tuple):
+            raise _UnencodableError
+        if id(value) not in self._common:
+            return self._encode_tuple(value)
+        if id(value) not in self._known:
+            text = json.dumps(self._encode_tuple(value), separators=(",", ":"))
+            number = self._numbers.setdefault(text, len(self._numbers))
+            if number == len(self.shared):
+                self.shared.append(text)
+            self._known[id(value)] = value, number
+        return {_SHARED: self._known[id(value)][1]}
+
+    def _encode_tuple(self, value: tuple[Any, ...]) -> Any:
+        kind = type(value)
+        if kind is tuple:
+            return [self.encode(item) for item in value]
+        if not _is_detail(kind) or getattr(value, "path", ""):
+            raise _UnencodableError
+        name = f"{kind.__module__.removeprefix(_FORMATS)}.{kind.__qualname__}"
+        return {_TUPLE: name, "": [self.encode(item) for item in value]}
+
+
+class DetailDecoder:
+    """Turns such texts into sources again.
+
+    Parameters
+    ----------
+    shared : sequence of str
+        The texts that others refer to.
+
+    Examples
+    --------
+    >>> texts, shared = encode_details([Decoded((1, "x"), (0, 4))])
+    >>> DetailDecoder(shared).decode(texts[0])
+    Decoded(detail=(1, 'x'), edges=(0, 4))
+    """
+
+    def __init__(self, shared: Sequence[str]) -> None:
+        self._texts = shared
+        self._shared: dict[int, Any] = {}
+
+    def __reduce__(self) -> tuple[type["DetailDecoder"], tuple[Sequence[str]]]:
+        return DetailDecoder, (self._texts,)
+
+    def decode(self, text: str) -> Decoded:
+        """Return the source that a text stands for; ValueError if it stands for none."""
+        try:
+            edges, detail = json.loads(text)
+            if not isinstance(edges, list) or not all([type(edge) is int for edge in edges]):
+                raise ValueError(f"its edges are {edges!r:.80}")
+            return Decoded(self._value(detail), tuple(edges))
+        except (TypeError, KeyError, IndexError, AttributeError, ImportError, RecursionError) as exc:
+            raise ValueError(f"{text[:200]!r} is not what a format needs: {exc}") from exc
+
+    def _value(self, value: Any) -> Any:
+        if isinstance(value, list):
+            return tuple([self._value(item) for item in value])
+        if not isinstance(value, dict):
+            return value
+        if _SHARED in value:
+            number = int(value[_SHARED])
+            if number not in self._shared:
+                self._shared[number] = self._value(json.loads(self._texts[number]))
+            return self._shared[number]
+        if _BASE64 in value:
+            return base64.b64decode(value[_BASE64], validate=True)
+        if _DTYPE in value:
+            return dtype_of(value[_DTYPE])
+        module, _, name = value[_TUPLE].rpartition(".")
+        if not module.replace("_", "").replace(".", "").isalnum():
+            raise ValueError(f"{module!r} is no module of a format")
+        kind = getattr(import_module(_FORMATS + module), name)
+        if not isinstance(kind, type) or not _is_detail(kind):
+            raise ValueError(f"{value[_TUPLE]!r} is no detail of a format")
+        made = kind(*[self._value(item) for item in value[""]])
+        if getattr(made, "path", ""):
+            raise ValueError(f"it names another file, {made.path!r}")
+        return made
+
+
+def _is_detail(kind: type) -> bool:
+    """Return whether a type is a named tuple of one of the package's formats."""
+    return issubclass(kind, tuple) and hasattr(kind, "_fields") and kind.__module__.startswith(_FORMATS)
+
+
+def _descr(dtype: np.dtype[Any]) -> Any:
+    """Return a dtype as JSON can hold it."""
+    return dtype.descr if dtype.names else dtype.str
+
+
+def dtype_of(descr: Any) -> np.dtype[Any]:
+    """Return the dtype of a description that JSON holds."""
+    if isinstance(descr, list):
+        descr = [tuple([tuple(item) if isinstance(item, list) else item for item in field]) for field in descr]
+    dtype = np.dtype(descr)
+    if dtype.hasobject:
+        raise ValueError(f"{dtype} holds Python objects")
+    return dtype
