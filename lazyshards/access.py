@@ -111,7 +111,7 @@ def _packed(row: _Row, start: int, local: Rows, target: Target, place: tuple[int
     """
     path, row_shape, itemsize, cell, whole, straight, gap_nbytes = row
     row_nbytes = prod(row_shape) * itemsize
-    if not (whole and straight) and row_nbytes > BLOCK_NBYTES and row_shape:
+    if not (whole and straight) and row_shape and _reads_within(row_nbytes, row_shape[0], cell[0], gap_nbytes):
         axis, rest = cell[0], cell[1:]
         positions = range(axis, axis + 1) if isinstance(axis, int) else axis
         backwards = positions.step < 0
@@ -149,6 +149,14 @@ def _packed(row: _Row, start: int, local: Rows, target: Target, place: tuple[int
             yield Access(
                 path, offset, shape, block, (0 if drop else block.source, *index), place if drop else (*place, part)
             )
+
+
+def _reads_within(row_nbytes: int, length: int, axis: range | int, gap_nbytes: int) -> bool:
+    """Return whether each row is read by positions of its first axis: a giant row, or one mostly not wanted."""
+    if row_nbytes > BLOCK_NBYTES:
+        return True
+    spread = 1 if isinstance(axis, int) else abs(axis[-1] - axis[0]) + 1 if axis else 0
+    return row_nbytes - spread * (row_nbytes // length) > gap_nbytes
 
 
 def _position(target: Target, i: int) -> int:

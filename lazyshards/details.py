@@ -1,12 +1,13 @@
-"""What a format needs to read a shard again, as JSON text and back: plain values and the package's named tuples only.
+"""Options, and what a format needs to read a shard again, as JSON text and back.
 
+Of details, plain values and the package's named tuples only.
 Nothing in such a text is ever run, and no text may name another file: a detail that does is not put into one.
 """
 
 import base64
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -14,7 +15,15 @@ import numpy as np
 
 from lazyshards.layout import Decoded
 
-__all__ = ["DetailDecoder", "encode_details"]
+__all__ = [
+    "DetailDecoder",
+    "descr_of",
+    "dtype_of",
+    "encode_details",
+    "names_function",
+    "options_of",
+    "options_text",
+]
 
 _FORMATS = "lazyshards.formats."
 _BASE64 = "b64"
@@ -59,7 +68,7 @@ class _Encoder:
         if isinstance(value, bytes):
             return {_BASE64: base64.b64encode(value).decode()}
         if isinstance(value, np.dtype) and not value.hasobject:
-            return {_DTYPE: _descr(value)}
+            return {_DTYPE: descr_of(value)}
         if not isinstance(value, tuple):
             raise _UnencodableError
         if id(value) not in self._common:
@@ -145,16 +154,78 @@ def _is_detail(kind: type) -> bool:
     return issubclass(kind, tuple) and hasattr(kind, "_fields") and kind.__module__.startswith(_FORMATS)
 
 
-def _descr(dtype: np.dtype[Any]) -> Any:
+def descr_of(dtype: np.dtype[Any]) -> Any:
     """Return a dtype as JSON can hold it."""
     return dtype.descr if dtype.names else dtype.str
 
 
 def dtype_of(descr: Any) -> np.dtype[Any]:
-    """Return the dtype of a description that JSON holds."""
-    if isinstance(descr, list):
-        descr = [tuple([tuple(item) if isinstance(item, list) else item for item in field]) for field in descr]
-    dtype = np.dtype(descr)
-    if dtype.hasobject:
-        raise ValueError(f"{dtype} holds Python objects")
+    """Return the dtype of a description that JSON holds; ValueError or TypeError if there is none of plain values."""
+    dtype = np.lib.format.descr_to_dtype(_tuples(descr))
+    if dtype.hasobject or not dtype.itemsize:
+        raise ValueError(f"{dtype} is no dtype of plain values")
     return dtype
+
+
+def _tuples(descr: Any) -> Any:
+    """Return a description with the tuples that JSON has no way to write: fields, and the shapes in them."""
+    if not isinstance(descr, list):
+        return descr
+    return [(field[0], _tuples(field[1]), *map(tuple, field[2:])) for field in descr]
+
+
+# Options ---------------------------------------------------------------------------------------------------------
+
+_FUNCTION = "$function"
+_TYPE = "$dtype"
+
+
+def options_text(options: Mapping[str, object]) -> str:
+    """Return the options of a format as text that is the same in every process; empty if there are none.
+
+    Examples
+    --------
+    >>> options_text({"columns": ("a", "b"), "dtype": np.dtype("f4")})
+    '{"columns": ["a", "b"], "dtype": {"$dtype": "<f4"}}'
+    """
+    return json.dumps({name: _option(value) for name, value in sorted(options.items())}) if options else ""
+
+
+def options_of(text: str) -> dict[str, object]:
+    """Return the options that a text stands for; a function in them cannot be had back."""
+    return {name: _value_of(value) for name, value in json.loads(text).items()} if text else {}
+
+
+def names_function(text: str) -> bool:
+    """Return whether the options of a text hold a function, or another thing that text cannot give back."""
+    return f'"{_FUNCTION}"' in text
+
+
+def _option(value: object) -> object:
+    if isinstance(value, str | int | float | bool | None):
+        return value
+    if isinstance(value, np.generic):
+        return _option(value.item())
+    if isinstance(value, Mapping):
+        return {str(key): _option(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | range):
+        return [_option(item) for item in value]
+    if isinstance(value, np.dtype | type):
+        try:
+            return {_TYPE: descr_of(np.dtype(value))}
+        except TypeError:
+            pass
+    # A function, say: its name, as its repr tells where it lies in memory.
+    text = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
+    line = f":{value.__code__.co_firstlineno}" if "<" in text and hasattr(value, "__code__") else ""
+    return {_FUNCTION: text + line}
+
+
+def _value_of(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_value_of(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if _TYPE in value:
+        return dtype_of(value[_TYPE])
+    return {key: _value_of(item) for key, item in value.items()}

@@ -113,6 +113,10 @@ class Segment(NamedTuple):
     """Rows of the buffer, in the order of ``local``; a slice may run backwards."""
 
 
+_ENCODING = ("utf-8", "surrogateescape")
+"""Names of files are bytes: those that are no UTF-8 keep theirs."""
+
+
 class Names(Sequence[str]):
     """Many names in one buffer of bytes, each made a text when it is asked for.
 
@@ -130,14 +134,22 @@ class Names(Sequence[str]):
     ('b.npy', ['a.npy'])
     """
 
-    __slots__ = ("_data", "_offsets")
+    __slots__ = ("data", "offsets")
 
     def __init__(self, data: bytes | memoryview, offsets: npt.NDArray[np.int64]) -> None:
-        self._data = data
-        self._offsets = offsets
+        self.data = data
+        self.offsets = offsets
+
+    @classmethod
+    def of(cls, texts: Sequence[str]) -> "Names":
+        """Return the names of a sequence."""
+        if isinstance(texts, cls):
+            return texts
+        encoded = [text.encode(*_ENCODING) for text in texts]
+        return cls(b"".join(encoded), np.cumsum([0, *map(len, encoded)], dtype=np.int64))
 
     def __len__(self) -> int:
-        return len(self._offsets) - 1
+        return len(self.offsets) - 1
 
     @overload
     def __getitem__(self, index: int) -> str: ...
@@ -146,26 +158,26 @@ class Names(Sequence[str]):
     def __getitem__(self, index: int | slice) -> str | Sequence[str]:
         numbers = range(len(self))[index]
         if isinstance(numbers, int):
-            start, stop = self._offsets[numbers : numbers + 2].tolist()
-            return str(self._data[start:stop], "utf-8", "surrogateescape")
+            start, stop = self.offsets[numbers : numbers + 2].tolist()
+            return str(self.data[start:stop], *_ENCODING)
         if numbers.step != 1:
             return tuple([self[i] for i in numbers])
-        offsets = self._offsets[numbers.start : numbers.stop + 1]
+        offsets = self.offsets[numbers.start : numbers.stop + 1]
         if not numbers:
             return ()
         # Bytes of its own, so that a few names of a million are pickled alone.
-        return Names(bytes(self._data[int(offsets[0]) : int(offsets[-1])]), offsets - offsets[0])
+        return Names(bytes(self.data[int(offsets[0]) : int(offsets[-1])]), offsets - offsets[0])
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.joined().decode("utf-8", "surrogateescape").split("\0") if len(self) else ())
+        return iter(self.joined().decode(*_ENCODING).split("\0") if len(self) else ())
 
     def __reduce__(self) -> tuple[type["Names"], tuple[bytes, npt.NDArray[np.int64]]]:
-        return Names, (bytes(self._data), self._offsets)
+        return Names, (bytes(self.data), self.offsets)
 
     def joined(self) -> bytes:
         """Return all names with a null byte between each two."""
-        data = np.frombuffer(self._data, np.uint8)[int(self._offsets[0]) : int(self._offsets[-1])]
-        return np.insert(data, self._offsets[1:-1] - self._offsets[0], 0).tobytes()
+        data = np.frombuffer(self.data, np.uint8)[int(self.offsets[0]) : int(self.offsets[-1])]
+        return np.insert(data, self.offsets[1:-1] - self.offsets[0], 0).tobytes()
 
 
 @dataclass(frozen=True, eq=False)
@@ -283,7 +295,10 @@ class Layout:
         digest.update(names.joined() if isinstance(names, Names) else "\0".join(names).encode(*_ENCODING))
         digest.update(self.ends.astype("<i8").tobytes())
         digest.update(self.stamps[:, 0].astype("<i8").tobytes())
-        digest.update(repr([(i, dtype.str) for i, dtype in sorted(self.dtypes.items())]).encode())
+        digest.update(repr([(i, _dtype_text(dtype)) for i, dtype in sorted(self.dtypes.items())]).encode())
+        if self.sources:
+            kinds = [(i, type(source).__name__) for i, source in sorted(self.sources.items())]
+            digest.update(repr(kinds).encode())
         if self.stored is not None or self.options:
             casts = [_dtype_text(dtype) for dtype in (self.stored, *self.steps) if dtype is not None]
             digest.update(repr((casts, self.options)).encode())
@@ -511,7 +526,6 @@ def native_dtype(dtype: object) -> np.dtype[np.generic]:
 
 
 _SIZED = "U8"
-_ENCODING = ("utf-8", "surrogateescape")
 
 
 def _dtype_text(dtype: np.dtype[np.generic]) -> str:

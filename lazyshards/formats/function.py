@@ -1,33 +1,22 @@
 """Files that a function of the user's reads: ``open_shards(paths, reader=read, rows=..., dtype=..., row_shape=...)``.
 
-A dataset carries names and numbers, since its plans travel to the tasks that read. So a function travels by its name:
-where it is at the top level of a module, any process can import it. Any other function (a lambda, one made within a
-function, a bound method) is known in the process in which the dataset was opened, as long as the dataset lives; there
-the tasks of Legate find it as well, but another process does not, and says so.
+The function travels to the tasks that read by its name: see lazyshards.functions.
 """
 
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from functools import reduce
-from importlib import import_module
+from collections.abc import Mapping, Sequence
 from math import prod
-from threading import RLock
-from typing import Any, TypeAlias
-from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
 
-from lazyshards.errors import FormatError, LazyShardsError, ShardReadError
+from lazyshards.errors import LazyShardsError, ShardReadError
 from lazyshards.formats.base import Fault
+from lazyshards.functions import NamedFunction, keep_function
 from lazyshards.layout import Decoded, Shard, native_dtype
 from lazyshards.selection import Cell, cell_index
 from lazyshards.storage.base import Part, Storage
 
 __all__ = ["FunctionFormat"]
-
-Function: TypeAlias = Callable[[str, int, int], Any]
-"""``read(path, start, stop)``: an array of local rows [start, stop) of the file."""
 
 _BLOCK_NBYTES = 32 << 20
 """Bytes of the rows that a function is asked for together at most; one row is always allowed."""
@@ -64,7 +53,7 @@ class FunctionFormat:
             raise TypeError(f"row_shape={row_shape!r} is not a shape: expected a tuple of integers, 0 or more")
         counts = _count_rows(paths, storage, options["rows"])
         dtype, shape = native_dtype(options["dtype"]), tuple(map(int, row_shape))
-        source = Decoded(_keep(function))
+        source = Decoded(keep_function(function))
         found: list[Shard | Fault] = []
         for path, head, count in zip(paths, storage.heads(paths, 1), counts, strict=True):
             if head.error is not None:
@@ -79,7 +68,7 @@ class FunctionFormat:
         """Fill ``out`` with what the function returns, checked, in bounded blocks."""
         assert isinstance(shard.source, Decoded)
         reader = shard.source.detail
-        assert isinstance(reader, _Reader)
+        assert isinstance(reader, NamedFunction)
         index = (slice(None), *cell_index(cell))
         step = max(1, _BLOCK_NBYTES // max(1, prod(shard.row_shape) * shard.dtype.itemsize))
         for done in range(0, len(out), step):
@@ -115,7 +104,7 @@ def _count_rows(paths: Sequence[str], storage: Storage, rows: object) -> list[in
     return found
 
 
-def _call(reader: "_Reader", shard: Shard, start: int, stop: int, storage: Storage) -> npt.NDArray[np.generic]:
+def _call(reader: NamedFunction, shard: Shard, start: int, stop: int, storage: Storage) -> npt.NDArray[np.generic]:
     """Return the rows that the function gives, if they are what was promised."""
     what = f"{shard.path!r} cannot be read by {reader}: for rows {start:,} to {stop:,} it"
     try:
@@ -133,74 +122,3 @@ def _call(reader: "_Reader", shard: Shard, start: int, stop: int, storage: Stora
     if isinstance(found, np.ma.MaskedArray) and np.ma.is_masked(found):
         raise ShardReadError(f"{what} returned a masked array, expected every element")
     return array
-
-
-# Functions by name -------------------------------------------------------------------------------------------------
-
-
-class _Reader:
-    """A function, pickled by its name."""
-
-    __slots__ = ("__weakref__", "function", "module", "number", "qualname")
-
-    def __init__(self, function: Function, module: str, qualname: str, number: int) -> None:
-        self.function = function
-        self.module = module
-        self.qualname = qualname
-        self.number = number
-        """0 if it can be imported by its name, else which of the functions of that name in this process it is."""
-
-    def __reduce__(self) -> tuple[Callable[..., "_Reader"], tuple[str, str, int]]:
-        return _find, (self.module, self.qualname, self.number)
-
-    def __repr__(self) -> str:
-        return f"{self.module}.{self.qualname}"
-
-
-_readers: "WeakValueDictionary[tuple[str, str, int], _Reader]" = WeakValueDictionary()
-"""Functions in use, by name and number."""
-_last = 0
-"""Number that was last given."""
-_lock = RLock()
-
-
-def _keep(function: Function) -> _Reader:
-    """Return the reader for a function, which lives as long as a dataset uses it."""
-    global _last
-    kind = type(function)
-    module = str(getattr(function, "__module__", None) or kind.__module__)
-    qualname = str(getattr(function, "__qualname__", None) or kind.__qualname__)
-    with _lock:
-        for reader in list(_readers.values()):
-            if reader.function == function:
-                return reader
-        if _import(module, qualname) is function:
-            number = 0
-        else:
-            _last += 1
-            number = _last
-        reader = _readers[module, qualname, number] = _Reader(function, module, qualname, number)
-        return reader
-
-
-def _import(module: str, qualname: str) -> object:
-    """Return what a name means, or None."""
-    try:
-        return reduce(getattr, qualname.split("."), sys.modules.get(module) or import_module(module))
-    except (ImportError, AttributeError, ValueError):
-        return None
-
-
-def _find(module: str, qualname: str, number: int) -> _Reader:
-    """Return the reader of that name, in whatever process this is."""
-    reader = _readers.get((module, qualname, number))
-    if reader is not None:
-        return reader
-    function = None if number else _import(module, qualname)
-    if not callable(function):
-        raise FormatError(
-            f"the function {module}.{qualname} that reads this dataset is not known in this process: put it at the top "
-            "level of a module that every process can import, instead of into a lambda, a method or another function"
-        )
-    with _lock:
-        return _readers.setdefault((module, qualname, 0), _Reader(function, module, qualname, 0))

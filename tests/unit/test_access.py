@@ -205,3 +205,14 @@ def test_scratch_is_bounded(tmp_path, kind, row_shape, rows, index):
 def test_the_capacity_of_threads_is_the_machine():
     """The NumPy engine plans one worker for each processor."""
     assert ThreadEngine().capacity().workers >= 1
+
+
+def test_a_narrow_cell_of_wide_rows_reads_little(tmp_path):
+    """Of rows far wider than the gap limit, a narrow cell reads its own bytes, whichever axis it narrows."""
+    whole = np.arange(6 * 50 * 2000, dtype="f4").reshape(6, 50, 2000)
+    np.save(tmp_path / "a.npy", whole)
+    ds = open_shards(tmp_path / "a.npy", engine="numpy")
+    assert ds[:, 7].plan().bytes_read == 6 * 2000 * 4
+    assert ds[:, 3:5].plan().bytes_read == 6 * 2 * 2000 * 4
+    assert np.array_equal(ds[::-1, 3:5, ::-1].to_numpy(), whole[::-1, 3:5, ::-1])
+    assert np.array_equal(ds[1:4, 7, 5].to_numpy(), whole[1:4, 7, 5])

@@ -16,14 +16,18 @@ ROOT = Path(lazyshards.__file__).parent
 LAYERS = [
     {"errors", "_version"},
     {"selection", "storage"},
-    {"layout"},
-    {"access"},
+    {"layout", "hashing"},
+    {"access", "details"},
     {"plan", "formats"},
-    {"leaf", "catalog", "manifest", "samplers"},
+    {"leaf", "manifest", "samplers"},
+    {"catalog"},
     {"engines", "batches", "display"},
     {"dataset"},
+    {"verify", "writers"},
+    {"writing"},
     {"__init__"},
     {"demo", "doctor", "testing"},
+    {"commands"},
     {"cli"},
 ]
 """What a module belongs to may import what stands above it here, and its own kind; nothing below, nothing beside."""

@@ -1,0 +1,570 @@
+"""The saved form of a layout: one columnar file beside the shards, written at once or not at all.
+
+It is an Arrow IPC file, so that a million shards are opened without making a million objects. Its paths are relative
+to its own directory and cannot leave it; nothing in it is ever run.
+"""
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lazyshards._version import __version__
+from lazyshards.details import DetailDecoder, descr_of, dtype_of, encode_details, names_function
+from lazyshards.errors import FormatError, LayoutError, LazyShardsError, ShardReadError
+from lazyshards.hashing import DIGEST_NBYTES
+from lazyshards.layout import Decoded, Extent, Extents, Layout, Names, Packed, Planes, Source
+from lazyshards.storage.base import Stamp, Storage
+
+__all__ = [
+    "NAME",
+    "Differences",
+    "Manifest",
+    "compare",
+    "decode",
+    "encode",
+    "read",
+    "save",
+    "sync_directory",
+    "write_atomically",
+]
+
+NAME = "_lazyshards.arrow"
+"""Name of the file, which a scan of the directory leaves out."""
+_VERSION = 1
+_KEY = b"lazyshards"
+_MAGIC = b"ARROW1"
+_MOST_NBYTES = 64 << 30
+_PACKED, _PLANES, _EXTENTS, _DECODED, _UNKNOWN = range(5)
+"""How a shard's rows lie: of unknown ones the file must be looked at again."""
+_BESIDE = ("meta.json",)
+"""Files beside the shards that say how those are read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a manifest holds."""
+
+    path: str
+    """Where it lies."""
+    layout: Layout
+    """As it was saved, without casts."""
+    is_complete: bool
+    """Whether it says of every shard where its rows lie; else the shards must be inspected again."""
+    beside: Mapping[str, Stamp]
+    """Stamps of files beside the shards that say how those are read, by name."""
+    algorithm: str = ""
+    """Of the content hashes; empty if there are none."""
+    hashes: npt.NDArray[np.uint8] | None = None
+    """(shards, 16): content hash of each shard."""
+
+    @property
+    def folder(self) -> str:
+        """The directory that it lies in, with the separator."""
+        return self.path[: -len(NAME)]
+
+
+@dataclass(frozen=True, slots=True)
+class Differences:
+    """What is not as a manifest has it; all empty if nothing is."""
+
+    added: Sequence[str] = ()
+    """Paths that it does not know."""
+    removed: Sequence[str] = ()
+    """Paths that are not there any more."""
+    changed: Sequence[str] = ()
+    """Paths of files that are not the ones that were indexed."""
+    other: str = ""
+    """What else is wrong, in words."""
+
+    def __bool__(self) -> bool:
+        """Return whether there are any."""
+        return bool(self.added or self.removed or self.changed or self.other)
+
+    def __str__(self) -> str:
+        """Return what changed, the first names spelled out."""
+        texts = [self.other] if self.other else []
+        for what in ("added", "removed", "changed"):
+            paths = getattr(self, what)
+            if paths:
+                names = ", ".join([repr(path.rpartition("/")[2]) for path in paths[:3]])
+                more = f" and {len(paths) - 3:,} more" if len(paths) > 3 else ""
+                texts.append(f"{len(paths):,} shard{'s' * (len(paths) > 1)} {what} ({names}{more})")
+        return "; ".join(texts)
+
+
+class _Sources(Mapping[int, Source]):
+    """Sources of the shards that are not one packed run, each made when it is asked for."""
+
+    def __init__(self, numbers: npt.NDArray[np.int64], kinds: npt.NDArray[np.int8], texts: Names, decoder: DetailDecoder):
+        self._numbers = numbers
+        """Numbers of those shards, ascending."""
+        self._kinds = kinds
+        self._texts = texts
+        self._decoder = decoder
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._numbers.tolist())
+
+    def __contains__(self, shard: object) -> bool:
+        return isinstance(shard, int) and self._find(shard) is not None
+
+    def __getitem__(self, shard: int) -> Source:
+        at = self._find(shard)
+        if at is None:
+            raise KeyError(shard)
+        try:
+            return _source(int(self._kinds[at]), self._texts[at], self._decoder)
+        except ValueError as exc:
+            raise LayoutError(f"the manifest is damaged at shard {shard:,}: {exc}; write it again") from exc
+
+    def _find(self, shard: int) -> int | None:
+        at = int(self._numbers.searchsorted(shard))
+        return at if at < len(self._numbers) and self._numbers[at] == shard else None
+
+
+def _source(kind: int, text: str, decoder: DetailDecoder) -> Source:
+    if kind == _DECODED:
+        return decoder.decode(text)
+    numbers = json.loads(text)
+    if kind == _PLANES:
+        start, stride = numbers
+        return Planes(_count(start), _count(stride))
+    if kind == _EXTENTS:
+        return Extents(tuple([Extent(_count(first), _count(rows), "", _count(at)) for first, rows, at in numbers]))
+    raise ValueError(f"{kind} is no kind of source")
+
+
+def _count(number: object) -> int:
+    if type(number) is not int or number < 0:
+        raise ValueError(f"{number!r} is no offset")
+    return number
+
+
+# To bytes --------------------------------------------------------------------------------------------------------
+
+
+def encode(
+    layout: Layout,
+    folder: str,
+    *,
+    beside: Mapping[str, Stamp] | None = None,
+    algorithm: str = "",
+    hashes: npt.NDArray[np.uint8] | None = None,
+) -> bytes:
+    """Return the bytes of the manifest of a layout; casts are left out, as they are chosen anew at each opening.
+
+    Parameters
+    ----------
+    layout : Layout
+    folder : str
+        Directory of the manifest, with the separator, which every path must begin with.
+    beside : mapping from str to Stamp, optional
+        Files beside the shards that say how those are read.
+    algorithm : str
+        Of the hashes.
+    hashes : ndarray of uint8, (shards, 16), optional
+        Content hashes.
+
+    Raises
+    ------
+    LayoutError
+        If a path does not begin with ``folder``, or the layout cannot be saved.
+    """
+    pa = _arrow()
+    layout = _as_stored(layout)
+    if not layout.root.startswith(folder):
+        raise LayoutError(f"the shards lie in {layout.root!r}, expected them in {folder!r}, where the manifest goes")
+    if names_function(layout.options):
+        raise LayoutError("a dataset that is read by a function has no manifest: a file cannot hold the function")
+    names = Names.of(layout.names)
+    prefix = layout.root[len(folder) :]
+    _check_names(names, prefix)
+    columns = {
+        "path": pa.Array.from_buffers(
+            pa.large_binary(), len(names), [None, pa.py_buffer(names.offsets), pa.py_buffer(names.data)], null_count=0
+        ),
+        "rows": pa.array(np.diff(layout.ends, prepend=0)),
+        "size": pa.array(layout.stamps[:, 0]),
+        "mtime_ns": pa.array(layout.stamps[:, 1]),
+        "inode": pa.array(layout.stamps[:, 2]),
+        "offset": pa.array(layout.offsets),
+    }
+    if layout.etags is not None:
+        columns["etag"] = pa.array(list(layout.etags), pa.large_string())
+    dtypes = [layout.dtype, *sorted(set(layout.dtypes.values()), key=str)]
+    if layout.dtypes:
+        numbers = np.zeros(len(layout), np.int32)
+        for shard, dtype in layout.dtypes.items():
+            numbers[shard] = dtypes.index(dtype, 1)
+        columns["dtype"] = pa.array(numbers)
+    shared: list[str] = []
+    if layout.sources:
+        kinds, texts, shared = _encode_sources(layout)
+        columns["kind"] = pa.array(kinds)
+        columns["detail"] = pa.array(texts, pa.large_binary())
+    if hashes is not None:
+        columns["hash"] = pa.FixedSizeBinaryArray.from_buffers(
+            pa.binary(DIGEST_NBYTES), len(layout), [None, pa.py_buffer(np.ascontiguousarray(hashes))]
+        )
+    described = {
+        "version": _VERSION,
+        "writer": __version__,
+        "format": layout.format,
+        "row_shape": layout.row_shape,
+        "dtypes": [descr_of(dtype) for dtype in dtypes],
+        "prefix": prefix,
+        "options": layout.options,
+        "fingerprint": layout.fingerprint,
+        "beside": dict(beside or {}),
+        "hash": algorithm if hashes is not None else "",
+        "shared": shared,
+    }
+    table = pa.table(columns, metadata={_KEY: json.dumps(described).encode()})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    written: bytes = sink.getvalue().to_pybytes()
+    return written
+
+
+def _as_stored(layout: Layout) -> Layout:
+    return replace(layout, dtype=layout.stored or layout.dtype, stored=None, steps=(), manifest="")
+
+
+def _encode_sources(layout: Layout) -> tuple[npt.NDArray[np.int8], list[bytes], list[str]]:
+    kinds = np.zeros(len(layout), np.int8)
+    texts = [b""] * len(layout)
+    decoded: dict[int, Decoded] = {}
+    for shard in layout.sources:
+        source = layout.sources[shard]
+        if isinstance(source, Planes):
+            kinds[shard], texts[shard] = _PLANES, json.dumps(source).encode()
+        elif isinstance(source, Extents) and not any([extent.path for extent in source.extents]):
+            runs = [(extent.first, extent.rows, extent.offset) for extent in source.extents]
+            kinds[shard], texts[shard] = _EXTENTS, json.dumps(runs).encode()
+        elif isinstance(source, Decoded):
+            decoded[shard] = source
+        else:
+            kinds[shard] = _UNKNOWN
+    found, shared = encode_details(list(decoded.values()))
+    for shard, text in zip(decoded, found, strict=True):
+        kinds[shard], texts[shard] = (_UNKNOWN, b"") if text is None else (_DECODED, text.encode())
+    return kinds, texts, shared
+
+
+# From bytes ------------------------------------------------------------------------------------------------------
+
+
+def decode(data: bytes, path: str, storage: Storage) -> Manifest:
+    """Return what the bytes of a manifest say, if all of it can be so.
+
+    Parameters
+    ----------
+    data : bytes
+    path : str
+        Where they come from, which the shards' paths begin with.
+    storage : Storage
+        Where the shards are.
+
+    Raises
+    ------
+    LayoutError
+        If the file is damaged, was made by a version that this one does not understand, or names files elsewhere.
+    """
+    pa = _arrow()
+    try:
+        table = pa.ipc.open_file(pa.py_buffer(data)).read_all().combine_chunks()
+        table.validate(full=True)
+        return _decode_table(table, path, storage)
+    except LayoutError:
+        raise
+    except (pa.ArrowException, LazyShardsError, ValueError, TypeError, KeyError, OverflowError, RecursionError) as exc:
+        first = (str(exc).strip() or type(exc).__name__).splitlines()[0]
+        raise LayoutError(f"{path!r} is damaged: {first}; write it again with `lazyshards index`") from exc
+
+
+def _decode_table(table: Any, path: str, storage: Storage) -> Manifest:
+    described = json.loads(table.schema.metadata[_KEY])
+    if described["version"] != _VERSION:
+        raise LayoutError(
+            f"{path!r} has version {described['version']!r}, expected {_VERSION}: it was written by lazyshards "
+            f"{described.get('writer')}; write it again with `lazyshards index`"
+        )
+    names = _names(table["path"], len(table))
+    prefix = str(described["prefix"])
+    _check_names(names, prefix)
+    rows, size, mtime, inode, offset = (
+        _numbers(table[name]) for name in ("rows", "size", "mtime_ns", "inode", "offset")
+    )
+    if len(rows) and (int(rows.min()) < 0 or float(rows.sum(dtype=np.float64)) >= 2.0**63):
+        raise ValueError("numbers of rows that cannot be")
+    dtypes = [dtype_of(descr) for descr in described["dtypes"]]
+    row_shape = tuple(map(_count, described["row_shape"]))
+    row_nbytes = prod(row_shape) * dtypes[0].itemsize
+    kinds = _numbers(table["kind"]).astype(np.int8) if "kind" in table.column_names else np.zeros(len(table), np.int8)
+    packed = kinds == _PACKED
+    if int(offset[packed].min(initial=0)) < 0 or ((offset + rows * row_nbytes > size) & packed & (size >= 0)).any():
+        if not any(dtype.itemsize != dtypes[0].itemsize for dtype in dtypes):
+            raise ValueError("rows that lie beyond the end of their file")
+    others = np.flatnonzero(~packed)
+    sources: Mapping[int, Source] = {}
+    if len(others):
+        texts = _names(table["detail"].take(_arrow().array(others)), len(others))
+        sources = _Sources(others, kinds[others], texts, DetailDecoder(list(map(str, described["shared"]))))
+    odd: dict[int, np.dtype[np.generic]] = {}
+    if "dtype" in table.column_names:
+        numbers = _numbers(table["dtype"])
+        odd = {i: dtypes[numbers[i]] for i in np.flatnonzero(numbers).tolist()}
+    layout = Layout(
+        format=str(described["format"]),
+        storage=storage,
+        row_shape=row_shape,
+        dtype=dtypes[0],
+        root=path[: -len(NAME)] + prefix,
+        names=names,
+        ends=np.cumsum(rows),
+        stamps=np.stack([size, mtime, inode], 1),
+        offsets=np.where(packed, offset, -1),
+        sources=sources,
+        dtypes=odd,
+        etags=tuple(table["etag"].to_pylist()) if "etag" in table.column_names else None,
+        options=str(described["options"]),
+    )
+    if layout.fingerprint != described["fingerprint"]:
+        raise ValueError("its fingerprint is not that of what it holds")
+    # What a format needs is the business of its own version.
+    is_complete = not (kinds == _UNKNOWN).any() and (
+        described["writer"] == __version__ or not (kinds == _DECODED).any()
+    )
+    hashes = None
+    if described["hash"]:
+        (chunk,) = table["hash"].chunks or [_arrow().array([], _arrow().binary(DIGEST_NBYTES))]
+        buffer = chunk.buffers()[1]
+        hashes = np.frombuffer(buffer or b"", np.uint8)[: len(table) * DIGEST_NBYTES].reshape(-1, DIGEST_NBYTES)
+    beside = {str(name): Stamp(*stamp) for name, stamp in described["beside"].items()}
+    return Manifest(path, layout, is_complete, beside, str(described["hash"]), hashes)
+
+
+def _numbers(column: Any) -> npt.NDArray[np.int64]:
+    """Return a column as an array, without a copy where it is one already."""
+    if column.null_count:
+        raise ValueError("a value is missing")
+    found: npt.NDArray[np.int64] = column.to_numpy().astype(np.int64, copy=False)
+    return found
+
+
+def _names(column: Any, count: int) -> Names:
+    """Return a column of bytes as names, without a copy."""
+    if column.null_count or str(column.type) != "large_binary":
+        raise ValueError(f"a column of {column.type}, expected large_binary without nulls")
+    if not count:
+        return Names(b"", np.zeros(1, np.int64))
+    (array,) = column.chunks
+    _, offsets, data = array.buffers()
+    found = np.frombuffer(offsets, np.int64)[array.offset : array.offset + count + 1]
+    return Names(memoryview(data) if data is not None else b"", found)
+
+
+_ELSEWHERE = (b"\0/", b"\0../", b"/../", b"/..\0", b"\0..\0", b"\0\0", b"://", b"\0./", b"/./", b"//")
+"""What no relative path may hold, each path between null bytes."""
+
+
+def _check_names(names: Names, prefix: str) -> None:
+    """Raise LayoutError for a path that could mean another place than one below the manifest's directory."""
+    whole = b"\0" + names.joined() + b"\0"
+    head = b"\0" + prefix.encode("utf-8", "surrogateescape") + b"\0"
+    for bad in _ELSEWHERE:
+        at = whole.find(bad) if len(names) else -1
+        if at >= 0:
+            start = whole.rfind(b"\0", 0, at + 1) + 1
+            found = whole[start : whole.find(b"\0", start)].decode("utf-8", "replace")
+            raise LayoutError(f"the manifest names {found!r}, expected a path below its own directory")
+        if prefix and bad in head:
+            raise LayoutError(f"the manifest names the directory {prefix!r}, expected one below its own")
+    if len(names) and whole.count(b"\0") != len(names) + 1:
+        raise LayoutError("the manifest names a path with a null byte")
+
+
+# Files -----------------------------------------------------------------------------------------------------------
+
+
+def read(path: str, storage: Storage) -> Manifest:
+    """Return the manifest at ``path``.
+
+    Raises
+    ------
+    ShardReadError
+        If it cannot be read.
+    LayoutError
+        If it is damaged; see `decode`.
+    FormatError
+        If pyarrow is not installed.
+    """
+    (head,) = storage.heads([path], len(_MAGIC))
+    if head.error is not None:
+        raise ShardReadError(f"{path!r} cannot be read: {head.error.strerror or head.error}") from head.error
+    if head.data != _MAGIC or not 0 < head.stamp.size < _MOST_NBYTES:
+        raise LayoutError(f"{path!r} begins with {head.data!r}, expected a manifest, an Arrow file ({_MAGIC!r})")
+    (data,) = storage.fetch([(path, 0, head.stamp.size)])
+    return decode(data, path, storage)
+
+
+def save(
+    layout: Layout, *, algorithm: str = "", hashes: npt.NDArray[np.uint8] | None = None, folder: str | None = None
+) -> str:
+    """Write the manifest of a layout beside its shards, at once or not at all, and return its path.
+
+    Parameters
+    ----------
+    layout : Layout
+        Of files of this machine.
+    algorithm, hashes
+        See `encode`.
+    folder : str, optional
+        Directory of the manifest, with the separator; by default that which all shards lie in.
+
+    Raises
+    ------
+    LayoutError
+        If the layout cannot be saved.
+    OSError
+        If the file cannot be written.
+    """
+    folder = layout.root if folder is None else folder
+    path = layout.storage.local_path(folder + NAME)
+    if path is None:
+        raise LayoutError(f"{folder!r} is not on this machine: manifests are written to local directories only")
+    beside = _beside_stamps(layout.storage, folder, layout.format)
+    write_atomically(path, encode(layout, folder, beside=beside, algorithm=algorithm, hashes=hashes))
+    return folder + NAME
+
+
+def _beside_stamps(storage: Storage, folder: str, format: str) -> dict[str, Stamp]:
+    """Return the stamps of the files in a directory that say how the shards beside them are read."""
+    if format != "raw":
+        return {}
+    heads = storage.heads([folder + name for name in _BESIDE], 0)
+    return {name: head.stamp for name, head in zip(_BESIDE, heads, strict=True) if head.error is None}
+
+
+def compare(
+    manifest: Manifest, paths: Sequence[str], stamps: Sequence[Stamp | None], *, format: str, options: str
+) -> Differences:
+    """Return what differs between a manifest and what is there.
+
+    Parameters
+    ----------
+    manifest : Manifest
+    paths : sequence of str
+        The shards that are there, in order.
+    stamps : sequence of Stamp or None
+        Their stamps; None of a file that cannot be looked at.
+    format : str
+        Name of the format that they would be read by.
+    options : str
+        Options of the format, as text.
+    """
+    layout = manifest.layout
+    if layout.format != format:
+        return Differences(other=f"it is of format {layout.format}, not {format}")
+    if layout.options != options:
+        return Differences(other=f"it was made with the options {layout.options or 'none'}, not {options or 'none'}")
+    if _beside_stamps(layout.storage, manifest.folder, format) != manifest.beside:
+        return Differences(other=f"{_BESIDE[0]!r}, which describes the shards, changed")
+    saved = [layout.root + name for name in layout.names]
+    if saved == list(paths):
+        return Differences(changed=_changed(layout, range(len(saved)), paths, stamps))
+    known = {path: i for i, path in enumerate(saved)}
+    here = set(paths)
+    both = [i for i, path in enumerate(paths) if path in known]
+    found = Differences(
+        added=[path for path in paths if path not in known],
+        removed=[path for path in saved if path not in here],
+        changed=_changed(layout, [known[paths[i]] for i in both], [paths[i] for i in both], [stamps[i] for i in both]),
+    )
+    return found or Differences(other="its shards are in another order")
+
+
+def _changed(
+    layout: Layout, numbers: Sequence[int], paths: Sequence[str], stamps: Sequence[Stamp | None]
+) -> list[str]:
+    """Return the paths of the files whose stamps are not those of the layout's shards of these numbers."""
+    if not len(paths):
+        return []
+    missing = Stamp(-2)
+    sizes, mtimes, inodes, etags = zip(*[stamp or missing for stamp in stamps], strict=True)
+    saved = layout.stamps if isinstance(numbers, range) else layout.stamps[np.array(numbers)]
+    differs = (np.array([sizes, mtimes, inodes], np.int64).T != saved).any(1)
+    if layout.etags is not None or any(etags):
+        kept = layout.etags or [""] * len(layout)
+        differs |= np.array([kept[n] != etag for n, etag in zip(numbers, etags, strict=True)])
+    return [paths[i] for i in np.flatnonzero(differs).tolist()]
+
+
+def write_atomically(path: str, data: bytes) -> None:
+    """Write a file of this machine so that at every moment, and after a crash, it is the old one or the new one.
+
+    Writers of the same file wait for one another, so that what a killed one left is taken over by the next.
+    """
+    folder, name = os.path.split(path)
+    partial = os.path.join(folder, f".{name}.tmp")
+    with _locked(partial) as fd:
+        os.ftruncate(fd, 0)
+        view = memoryview(data)
+        while view:
+            view = view[os.write(fd, view) :]
+        os.fsync(fd)
+        os.replace(partial, path)
+        sync_directory(folder)
+
+
+@contextlib.contextmanager
+def _locked(path: str) -> Iterator[int]:
+    """Open a file to write, which nobody else has open this way; removed if an error ends the writing."""
+    import fcntl
+
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        # Whoever held it may have moved it into place meanwhile.
+        with contextlib.suppress(FileNotFoundError):
+            if os.stat(path).st_ino == os.fstat(fd).st_ino:
+                break
+        os.close(fd)
+    try:
+        yield fd
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        raise
+    finally:
+        os.close(fd)
+
+
+def sync_directory(folder: str) -> None:
+    """Make what was renamed in a directory last, whatever happens to the machine."""
+    fd = os.open(folder or ".", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _arrow() -> Any:
+    """Return pyarrow."""
+    try:
+        import pyarrow as pa
+        import pyarrow.ipc
+    except ImportError as exc:
+        raise FormatError("manifests need pyarrow: pip install 'lazyshards[arrow]'") from exc
+    return pa
