@@ -7,6 +7,7 @@
 
 from lazyshards import formats
 from lazyshards._version import __version__ as __version__
+from lazyshards.bundle import Bundle, zip_shards
 from lazyshards.dataset import ShardedDataset, open_shards
 from lazyshards.engines import set_engine
 from lazyshards.errors import (
@@ -18,6 +19,7 @@ from lazyshards.errors import (
     LayoutError,
     LazyShardsError,
     LazyShardsWarning,
+    MapError,
     SelectionError,
     ShardChangedError,
     ShardChangedWarning,
@@ -27,7 +29,9 @@ from lazyshards.errors import (
     UnsupportedDtypeError,
 )
 from lazyshards.formats import register_format
+from lazyshards.joined import concat
 from lazyshards.layout import Shard
+from lazyshards.mixture import Mixture, mix
 from lazyshards.plan import ReadPlan
 
 SUPPORTED_FORMATS = formats.format_names()
@@ -35,6 +39,7 @@ SUPPORTED_FORMATS = formats.format_names()
 
 __all__ = [
     "SUPPORTED_FORMATS",
+    "Bundle",
     "CapacityError",
     "EngineError",
     "EngineFallbackWarning",
@@ -43,6 +48,8 @@ __all__ = [
     "LayoutError",
     "LazyShardsError",
     "LazyShardsWarning",
+    "MapError",
+    "Mixture",
     "ReadPlan",
     "SelectionError",
     "Shard",
@@ -53,7 +60,10 @@ __all__ = [
     "ShardsNotFoundError",
     "StateError",
     "UnsupportedDtypeError",
+    "concat",
+    "mix",
     "open_shards",
     "register_format",
     "set_engine",
+    "zip_shards",
 ]

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from lazyshards.layout import Extent, Extents, Layout, Packed, Planes, Segment, Shard
 from lazyshards.selection import Block, Cell, Rows, blocks, cell_index, is_whole
 
-__all__ = ["Access", "Target", "accesses", "count_reads"]
+__all__ = ["Access", "Index", "Target", "accesses", "count_reads", "mapped_rows"]
 
 BLOCK_NBYTES = 512 << 10
 """Bytes of a staging block of packed rows: it stays in the cache of one core while it is converted."""
@@ -187,6 +187,21 @@ def _overlap(local: Rows, start: int, stop: int) -> tuple[Rows, int, int]:
     return local[a:b], a, b
 
 
+def mapped_rows(rows: Rows, layout: Layout) -> Iterator[Rows]:
+    """Yield the rows of a tile in the blocks in which the last function of a layout is given them."""
+    count = max(1, WIDE_NBYTES // max(1, *_mapped_nbytes(layout)))
+    for start in range(0, len(rows), count):
+        yield rows[start : start + count]
+
+
+def _mapped_nbytes(layout: Layout) -> tuple[int, int]:
+    """Return the bytes of a row that the last function of a layout is given, and of one that it returns."""
+    step = layout.maps[-1]
+    given = prod([len(axis) for axis in step.cell if type(axis) is range]) * step.dtype.itemsize
+    made = layout.dtype if layout.stored is None else layout.stored
+    return given, prod(layout.row_shape) * made.itemsize
+
+
 def count_reads(rows: Rows, layout: Layout, cell: Cell) -> tuple[int, int, int]:
     """Return the reads, the bytes read, and the most scratch bytes at a time, of one tile holding ``rows``.
 
@@ -197,6 +212,12 @@ def count_reads(rows: Rows, layout: Layout, cell: Cell) -> tuple[int, int, int]:
     layout : Layout
     cell : tuple
     """
+    if layout.maps:
+        below, inner = layout.below, layout.maps[-1].cell
+        pieces = [len(piece) for piece in mapped_rows(rows, layout)]
+        counts = [count_reads(piece, below, inner) for piece in mapped_rows(rows, layout)]
+        most = max(pieces, default=0) * sum(_mapped_nbytes(layout))
+        return sum(c[0] for c in counts), sum(c[1] for c in counts), most + max([c[2] for c in counts], default=0)
     requests = nbytes = scratch = 0
     columns = prod([len(axis) for axis in cell if type(axis) is range])
     most_step = max([step.itemsize for step in layout.steps], default=0)

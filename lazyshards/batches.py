@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ from lazyshards.errors import LazyShardsError, StateError
 from lazyshards.samplers import ORDER_VERSION, Order, Shuffle
 from lazyshards.selection import Rows
 
-__all__ = ["Batches", "Pending", "ShuffleQuality", "Source"]
+__all__ = ["BatchOptions", "Batches", "Pending", "ShuffleQuality", "Source"]
 
 _SHUFFLES = ("rows", "blocks", "shards")
 _STATE_VERSION = 1
@@ -61,6 +61,10 @@ class Source(Protocol):
         """What the rows are, for a person whose saved state is refused."""
         ...
 
+    def edges(self) -> npt.NDArray[np.int64]:
+        """Return the rows at which a run of rows of one shard begins, and the number of rows at the end."""
+        ...
+
     def order(self, shuffle: Shuffle, epoch: int) -> Order:
         """Return the order of an epoch, the same in every process."""
         ...
@@ -80,6 +84,20 @@ class Source(Protocol):
     def cost(self, rows: Rows) -> tuple[int, int, int]:
         """Return the shards that rows touch, and the requests and bytes that reading them takes."""
         ...
+
+
+class BatchOptions(TypedDict, total=False):
+    """The options of ``batches``, as ShardedDataset.batches describes them."""
+
+    shuffle: bool | str
+    seed: int | None
+    epochs: int
+    drop_last: bool
+    prefetch: int
+    block_rows: int
+    window_blocks: int
+    transform: Callable[[Any], Any] | None
+    progress: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,6 +399,15 @@ class Batches:
             bar.update(end - self._position)
         self._position = end
         return batch
+
+    def to_torch(self) -> Any:
+        """Return the batches as a torch IterableDataset, whose state is this one's; needs torch.
+
+        For a DataLoader, or torchdata's StatefulDataLoader, with ``batch_size=None``.
+        """
+        from lazyshards.adapters.torch import TorchBatches
+
+        return TorchBatches(self)
 
     def _bar(self, last_epoch: int) -> AbstractContextManager[Any]:
         if not self._progress:

@@ -1,30 +1,23 @@
-"""From a path, a glob or a list to a layout: list, choose the format, order, inspect, check; all faults at once."""
+"""From a path, a glob or a list to a layout: find the shards, inspect or recall them, check; all faults at once."""
 
-import os
-import re
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
-from lazyshards.errors import FormatError, LayoutError, ShardReadError, ShardsNotFoundError
-from lazyshards.formats import find_format, format_names, format_of_bytes, format_of_name
-from lazyshards.formats.base import Fault, Format, describe_faults
-from lazyshards.layout import Layout, Shard, native_dtype
-from lazyshards.storage import Entry, Storage, open_storage
+from lazyshards import manifest as manifests
+from lazyshards.details import options_of, options_text
+from lazyshards.errors import FormatError, LayoutError, ShardChangedError, ShardReadError, ShardsNotFoundError
+from lazyshards.finding import Found, locate, natural_key
+from lazyshards.formats import find_format
+from lazyshards.formats.base import Fault, describe_faults
+from lazyshards.hashing import DIGEST_NBYTES, best_algorithm, hash_file
+from lazyshards.layout import Decoded, Layout, Shard
+from lazyshards.manifest import Manifest
+from lazyshards.storage import Stamp
 
-__all__ = ["natural_key", "scan"]
-
-_STRAY_SUFFIXES = frozenset(
-    (".crc", ".tmp", ".temp", ".part", ".partial", ".swp", ".swo", ".bak", ".lock", ".md5", ".sha256")
-)
-"""Endings of files that tools leave beside shards."""
-_UNFINISHED = re.compile(r"\.(tmp|temp|part)[-._]?\w*$", re.IGNORECASE)
-"""Endings such as ``.temp4711``, which writers give to files that are not finished."""
-_STRAY_NAMES = frozenset(("Thumbs.db", "desktop.ini", "lost+found", "meta.json"))
-"""Files and directories that systems leave anywhere, and the description beside raw shards."""
-_MAGIC_NBYTES = 32
-"""First bytes read of files whose suffix tells nothing."""
+__all__ = ["disagreements", "hash_shards", "natural_key", "refreshed", "save_manifest", "scan"]
 
 
 def scan(
@@ -36,6 +29,7 @@ def scan(
     on_change: str = "raise",
     storage_options: Mapping[str, object] | None = None,
     dtype: object = None,
+    manifest: str = "auto",
     options: Mapping[str, object] | None = None,
 ) -> Layout:
     """Return the layout of the shards at ``path``.
@@ -50,12 +44,14 @@ def scan(
         Numbers in names compared as numbers, or names compared as text.
     holes : {"raise", "ignore"}
         What to do if numbered names skip a number.
-    on_change : {"raise", "warn", "ignore"}
-        What the storage does about a shard that changed since it was opened.
+    on_change : {"raise", "warn", "refresh", "ignore"}
+        What is done about a shard that changed since it was opened.
     storage_options : mapping, optional
         For fsspec.
     dtype : dtype, optional
         What the elements are cast to, where that is safe; or, for a format whose files do not say it, what they are.
+    manifest : {"auto", "require", "refresh", "ignore"}
+        What to do about a saved manifest; see :func:`lazyshards.open_shards`.
     options : mapping, optional
         For the format.
 
@@ -63,269 +59,36 @@ def scan(
     ------
     ShardsNotFoundError, FormatError, LayoutError, ShardReadError
     """
-    if order not in ("natural", "name"):
-        raise ValueError(f'order={order!r} is not an order: use "natural" or "name"; a list keeps its own order')
-    if holes not in ("raise", "ignore"):
-        raise ValueError(f'holes={holes!r} is not a policy: use "raise" or "ignore"')
-    options = dict(options or {})
-    if format is None and "reader" in options:
-        format = "function"
-    chosen = find_format(format) if format is not None else None
-    given = _path_list(path)
-    if given is not None:
-        if not given:
-            raise ShardsNotFoundError("the list of shards is empty")
-        storage, paths = open_storage(given, storage_options, on_change)
-        known = [format_of_name(path) for path in paths]
-        reader = chosen or _tell_format(paths, known, storage, f"the list of {len(paths)} paths")
-    else:
-        storage, (place,) = open_storage([_path_text(path)], storage_options, on_change)
-        paths, reader = _search(place, storage, chosen)
-        if paths != [place]:  # one file that was asked for by its own name is no sequence
-            paths = _arrange(paths, place, order, holes)
-    if dtype is not None and getattr(reader, "takes_dtype", False):
-        options["dtype"], dtype = dtype, None
-    return _inspect(paths, reader, storage, options, None if dtype is None else native_dtype(dtype))
-
-
-def _path_text(path: object) -> str:
-    try:
-        text = os.fspath(path)  # type: ignore[call-overload]  # what it raises is the answer
-    except TypeError:
-        raise TypeError(f"{path!r} is not a path: expected a directory, a glob, a file, or a list of files") from None
-    if isinstance(text, bytes):
-        text = os.fsdecode(text)
-    if not text:
-        raise ValueError("the path is empty: expected a directory, a glob, a file, or a list of files")
-    return str(text)
-
-
-def _path_list(path: object) -> list[str] | None:
-    """Return the paths of a list, or None for a single path."""
-    if isinstance(path, str | bytes | os.PathLike) or not isinstance(path, Iterable):
-        return None
-    return [_path_text(item) for item in path]
-
-
-def _search(place: str, storage: Storage, chosen: Format | None) -> tuple[list[str], Format]:
-    """Return the shards that one path names, and their format."""
-    kind, entries = storage.find(place)
-    store = chosen or format_of_name(place)
-    if kind == "directory" and store is not None and store.directories and not _holds(entries, store):
-        return [place], store
-    if kind == "missing":
-        raise ShardsNotFoundError(f"{place!r} does not exist" + _nearby(place))
-    if kind == "file":
-        return [place], chosen or _tell_format([place], [format_of_name(place)], storage, repr(place))
-    if kind == "glob" and not entries:
-        raise ShardsNotFoundError(f"nothing matches {place!r}")
-    entries, known = _sift(entries, place if kind == "glob" else "")
-    if chosen is None:
-        chosen = _tell_format([entry.path for entry in entries], known, storage, repr(place))
-    suffixed = [entry for entry, format in zip(entries, known, strict=True) if format is chosen]
-    # Where no suffix tells, every file is taken for a shard, so that a damaged one is not passed over.
-    wanted = suffixed or [entry for entry in entries if entry.is_directory == chosen.directories]
-    mistaken = sorted([entry.path for entry in wanted if entry.is_directory != chosen.directories])
-    if mistaken:
-        is_what, expected = ("a file", "a store") if chosen.directories else ("a directory", "a file")
-        faults = [Fault(path, f"is {is_what}, expected {expected} of format {chosen.name}") for path in mistaken]
-        raise LayoutError(describe_faults(faults, f"{place!r} holds names like those of shards"))
-    if not wanted:
-        held = _contents([entry.path for entry in entries])
-        raise ShardsNotFoundError(f"{place!r} holds no {chosen.name} shards; it holds {held}")
-    return [entry.path for entry in wanted], chosen
-
-
-def _holds(entries: Sequence[Entry], format: Format) -> bool:
-    return any([format_of_name(entry.path) is format for entry in entries])
-
-
-def _name(path: str) -> str:
-    return path.rstrip("/").rsplit("/", 1)[-1]
-
-
-def _sift(entries: Sequence[Entry], pattern: str) -> tuple[list[Entry], list[Format | None]]:
-    """Return the entries without hidden files, markers and temporary files, and the format that each name tells.
-
-    A ``pattern`` that itself names hidden or marked files asks for them.
-    """
-    hidden = "" if pattern[pattern.rfind("/") + 1 :][:1] in {".", "_"} else "._"
-    suffixes: dict[str, tuple[bool, Format | None]] = {}
-    kept, formats = [], []
-    for entry in entries:
-        path = entry[0]
-        name = path[path.rfind("/", 0, -1) + 1 :]
-        suffix = name[name.rfind(".") :]
-        try:
-            stray, format = suffixes[suffix]
-        except KeyError:
-            stray = suffix.lower() in _STRAY_SUFFIXES or _UNFINISHED.search(suffix) is not None
-            format = format_of_name(name.rstrip("/"))
-            suffixes[suffix] = stray, format
-        if not (stray or name[0] in hidden or name[-1] in "~#" or name in _STRAY_NAMES):
-            kept.append(entry)
-            formats.append(format)
-    return kept, formats
-
-
-def _nearby(place: str) -> str:
-    parent, _, name = place.rstrip("/").rpartition("/")
-    return f" (the directory {parent!r} was searched for {name!r})" if parent and "://" not in place else ""
-
-
-def _contents(paths: Sequence[str]) -> str:
-    names = sorted(map(_name, paths))
-    if not names:
-        return "nothing"
-    return ", ".join(names[:5]) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
-
-
-def _tell_format(paths: Sequence[str], known: Sequence[Format | None], storage: Storage, place: str) -> Format:
-    """Return the one format of all files: by suffix, and where no suffix tells, by their first bytes.
-
-    Raises
-    ------
-    FormatError
-        If they are of several formats.
-    ShardsNotFoundError
-        If none of them is of a known format.
-    """
-    counts = Counter(known)
-    if counts[None] == len(paths):
-        heads = storage.heads(paths, _MAGIC_NBYTES)
-        error = heads[0].error if len(paths) == 1 else None
-        if error is not None and not isinstance(error, IsADirectoryError):
-            kind = ShardsNotFoundError if isinstance(error, FileNotFoundError) else ShardReadError
-            raise kind(f"{paths[0]!r} cannot be read: {error.strerror or error}") from error
-        known = [format_of_bytes(head.data) for head in heads]
-        counts = Counter(known)
-    formats = sorted([format for format in counts if format is not None], key=lambda kind: kind.name)
-    if not formats:
-        raise ShardsNotFoundError(
-            f"{place} holds no shards of a known format ({', '.join(format_names())}); it holds {_contents(paths)}; "
-            "name the format with format= if it has another suffix. Subdirectories are not searched: use a glob "
-            "such as 'path/**/*.npy'"
-        )
-    if len(formats) > 1:
-        mixture = ", ".join(f"{counts[format]:,} {format.name} ({paths[known.index(format)]!r})" for format in formats)
-        raise FormatError(
-            f"{place} holds shards of several formats: {mixture}; choose one with format=, for example "
-            f"format={formats[0].name!r}"
-        )
-    return formats[0]
-
-
-_DIGITS = re.compile(r"(\d+)")
-
-
-def natural_key(path: str) -> tuple[tuple[int | str, ...], str]:
-    """Return a sort key by which numbers in a path compare as numbers, so that 2 comes before 10.
-
-    Texts and numbers alternate, so that two keys always compare; names that differ only in leading zeros are told
-    apart by the path itself.
-    """
-    parts = _DIGITS.split(path)
-    return tuple([int(part) if i % 2 else part for i, part in enumerate(parts)]), path
-
-
-def _arrange(paths: list[str], place: str, order: str, holes: str) -> list[str]:
-    """Return the paths in order, and see that no number is missing or there twice."""
-    ordered = sorted(paths)
-    numbered = _single_number(ordered)
-    if numbered is None:
-        return sorted(ordered, key=natural_key) if order == "natural" else ordered
-    numbers, texts = numbered
-    if holes == "raise":
-        _check_sequence(ordered, numbers, texts, place)
-    if order == "name":
-        return ordered
-    if numbers == sorted(numbers):
-        return ordered
-    return [path for _, path in sorted(zip(numbers, ordered, strict=True))]
-
-
-def _single_number(paths: list[str]) -> tuple[list[int], tuple[str, str]] | None:
-    """Return the one number that tells the paths apart and the texts around it, or None if there is no such one."""
-    first, last = paths[0], paths[-1]
-    if len(paths) == 1:
-        # One shard of many says so in its own name: part-00000-of-00032.
-        match = _OF.search(first)
-        return ([int(match[1])], (first[: match.start(1)], first[match.end(1) :])) if match else None
-    # What the first and last of the sorted paths have in common at the start, all have.
-    n = 0
-    most = min(len(first), len(last))
-    while n < most and first[n] == last[n]:
-        n += 1
-    while n and first[n - 1].isdigit():
-        n -= 1
-    prefix = first[:n]
-    match = _DIGITS.match(first, n)
-    if match is None:
-        return None
-    suffix = first[match.end() :]
-    stop = -len(suffix) or None
-    texts = [path[n:stop] for path in paths]
-    if not all(map(str.isdecimal, texts)) or not all([path.endswith(suffix) for path in paths]):
-        return None
-    return list(map(int, texts)), (prefix, suffix)
-
-
-_OF = re.compile(r"(\d+)-of-(\d+)\D*$")
-
-
-def _check_sequence(paths: Sequence[str], numbers: Sequence[int], texts: tuple[str, str], place: str) -> None:
-    """Raise LayoutError if numbers are missing from a sequence, or are there twice."""
-    present = set(numbers)
-    if len(present) < len(numbers):
-        holders = defaultdict(list)
-        for number, path in zip(numbers, paths, strict=True):
-            holders[number].append(path)
-        faults = [
-            Fault(held[1], f"has the number {number} of {held[0]!r}, expected each number once")
-            for number, held in sorted(holders.items())
-            if len(held) > 1
-        ]
-        raise LayoutError(describe_faults(faults, f"{place!r} holds shards with the same number"))
-    low, high = min(present), max(present)
-    total = re.match(r"-of-(\d+)\D*$", texts[1])
-    if total is not None:
-        count = int(total[1])
-        low = 1 if high == count else 0
-        high = max(high, count - 1 + low)
-    count = high - low + 1 - len(present)
-    if not count:
-        return
-    width = len(_DIGITS.match(paths[0], len(texts[0]))[1])  # type: ignore[index]  # it matched before
-    zeros = any(_DIGITS.match(path, len(texts[0]))[1].startswith("0") for path in paths)  # type: ignore[index]
-    missing: list[str] = []
-    number = low
-    while len(missing) < 10 and number <= high:
-        if number not in present:
-            missing.append(f"{_name(texts[0] + (f'{number:0{width}d}' if zeros else str(number)) + texts[1])}")
-        number += 1
-    more = f" and {count - 10:,} more" if count > 10 else ""
-    raise LayoutError(
-        f"{place!r} has a hole in its numbered shards: {', '.join(missing)}{more} missing "
-        f"({len(present):,} shards found, numbers {low} to {high} expected); restore them, or pass "
-        'holes="ignore", or a list of the files, if that is how it should be'
+    if manifest not in ("auto", "require", "refresh", "ignore"):
+        raise ValueError(f'manifest={manifest!r} is not a policy: use "auto", "require", "refresh" or "ignore"')
+    found = locate(
+        path,
+        format=format,
+        order=order,
+        holes=holes,
+        on_change=on_change,
+        storage_options=storage_options,
+        dtype=dtype,
+        options=options,
     )
+    if found.saved is not None:
+        return _open_manifest(found, manifest)
+    if manifest == "ignore" or (not found.manifest and manifest == "auto"):
+        return _inspect(found)
+    return _use_manifest(found, manifest)
 
 
-def _inspect(
-    paths: Sequence[str],
-    reader: Format,
-    storage: Storage,
-    options: Mapping[str, object],
-    dtype: np.dtype[np.generic] | None,
-) -> Layout:
+def _inspect(found: Found) -> Layout:
     """Return the layout of the files, if every one is a shard and all agree."""
-    found = reader.inspect(paths, storage, options)
-    faults = [shard for shard in found if isinstance(shard, Fault)]
-    shards = [shard for shard in found if isinstance(shard, Shard)]
-    faults += _disagreements(shards) if dtype is None else _unsafe_casts(shards, dtype)
+    dtype = found.dtype
+    described = found.reader.inspect(found.paths, found.storage, found.options)
+    faults = [shard for shard in described if isinstance(shard, Fault)]
+    shards = [shard for shard in described if isinstance(shard, Shard)]
+    faults += disagreements(shards, dtype)
     if not faults:
-        return Layout.from_shards(shards, reader.name, storage, dtype=dtype, options=_options_text(options))
-    some = f"{len(faults):,} of {len(found):,} shards" if len(found) > 1 else "the shard"
+        text = options_text(found.options)
+        return Layout.from_shards(shards, found.reader.name, found.storage, dtype=dtype, options=text)
+    some = f"{len(faults):,} of {len(described):,} shards" if len(described) > 1 else "the shard"
     message = describe_faults(faults, f"{some} cannot be opened")
     errors = [fault.error for fault in faults]
     if all(isinstance(error, FileNotFoundError) for error in errors):
@@ -335,26 +98,200 @@ def _inspect(
     raise LayoutError(message)
 
 
-def _options_text(options: Mapping[str, object]) -> str:
-    """Return the options as text that is the same in every process."""
-    return ", ".join([f"{name}={_option_text(value)}" for name, value in sorted(options.items())])
+def disagreements(shards: Sequence[Shard], dtype: np.dtype[np.generic] | None) -> list[Fault]:
+    """Return a fault for each shard that cannot be of one dataset with most of them.
+
+    Parameters
+    ----------
+    shards : sequence of Shard
+    dtype : dtype or None
+        What all are cast to, if they are.
+    """
+    return _disagreements(shards) if dtype is None else _unsafe_casts(shards, dtype)
 
 
-def _option_text(value: object) -> str:
-    if isinstance(value, str | int | float | bool | None):
-        return repr(value)
-    if isinstance(value, Mapping):
-        return f"{{{', '.join([f'{key!r}: {_option_text(item)}' for key, item in value.items()])}}}"
-    if isinstance(value, list | tuple | range):
-        return f"({', '.join(map(_option_text, value))})"
-    if isinstance(value, np.dtype | type):
-        try:
-            return repr(np.dtype(value).descr)
-        except TypeError:
-            pass
-    # A function, say: its name, as its repr tells where it lies in memory.
-    text = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
-    return f"{text}:{value.__code__.co_firstlineno}" if "<" in text and hasattr(value, "__code__") else text
+# Saved manifests -------------------------------------------------------------------------------------------------
+
+
+def _use_manifest(found: Found, policy: str) -> Layout:
+    """Return the layout that the manifest beside the shards has, if it is fresh; else do as the policy says."""
+    if not found.manifest:
+        if policy == "require":
+            raise ShardsNotFoundError(
+                f"{found.place!r} holds no {manifests.NAME}; write one with `lazyshards index` or save_manifest(), or "
+                'leave out manifest="require"'
+            )
+        layout = _inspect(found)
+        manifests.save(layout, folder=found.folder or None)
+        return replace(layout, manifest="a new one was written")
+    stale = ""
+    saved: Manifest | None = None
+    known: Layout | None = None
+    try:
+        saved = manifests.read(found.manifest, found.storage)
+        text = options_text(found.options)
+        stale = str(manifests.compare(saved, found.paths, _stamps_now(found), format=found.reader.name, options=text))
+        known = None if stale else _cast(saved, found.dtype)
+    except (FormatError, LayoutError, ShardReadError) as exc:
+        stale = str(exc)
+    if known is not None:
+        return replace(known, manifest="its headers were not read again, as no file changed")
+    if policy == "require" and stale:
+        raise LayoutError(
+            f"{found.manifest!r} is stale: {stale}; write it again with `lazyshards index`, or open with "
+            'manifest="refresh", or with "auto" to do without it'
+        )
+    layout = _inspect(found)
+    if not stale:
+        return layout  # it is fresh, and leaves the headers to be read
+    if policy == "refresh":
+        algorithm, hashes = _hashed_again(layout, saved)
+        manifests.save(layout, folder=found.folder, algorithm=algorithm, hashes=hashes)
+        return replace(layout, manifest=f"written again: {stale}")
+    return replace(layout, manifest=f"not used: {stale}")
+
+
+def _open_manifest(found: Found, policy: str) -> Layout:
+    """Return the layout of a manifest that was asked for by its own name: what it lists is the dataset."""
+    saved = found.saved
+    assert saved is not None
+    if policy == "ignore":
+        raise ValueError(f'manifest="ignore" makes no sense for {saved.path!r}, which is one: open its directory')
+    text = options_text(found.options)
+    if saved.layout.options != text:
+        raise LayoutError(
+            f"{saved.path!r} was made with the options {saved.layout.options or 'none'}, not {text or 'none'}; "
+            "open its directory to choose others"
+        )
+    if policy == "auto" and saved.is_complete:
+        layout = _cast(saved, found.dtype)
+        if layout is None:
+            kinds = ", ".join(sorted({str(saved.layout.dtype), *map(str, saved.layout.dtypes.values())}))
+            raise LayoutError(f"{saved.path!r} lists shards of the dtypes {kinds}: give a dtype= that holds all safely")
+        return replace(layout, manifest="opened by its name; each shard is checked when it is read")
+    listed = [saved.layout.root + name for name in saved.layout.names]
+    there = found._replace(paths=listed)
+    if policy == "auto":
+        return replace(_inspect(there), manifest="opened by its name; its format reads all headers again")
+    again = locate(saved.folder, format=found.reader.name, options=found.options, holes="ignore", storage=found.storage)
+    if set(again.paths) == set(listed):  # whatever the order was in which they were opened, it stays
+        again = again._replace(paths=listed)
+    return _use_manifest(again._replace(dtype=found.dtype, manifest=saved.path), policy)
+
+
+def _cast(saved: Manifest, dtype: np.dtype[np.generic] | None) -> Layout | None:
+    """Return the saved layout cast as was asked; None if it does not say all, or must be refused as a scan does."""
+    layout = saved.layout
+    if not saved.is_complete:
+        return None
+    if dtype is not None:
+        stored = {layout.dtype, *layout.dtypes.values()}
+        return layout.cast(dtype) if all([np.can_cast(other, dtype, "safe") for other in stored]) else None
+    kinds = {other.newbyteorder("=") for other in set(layout.dtypes.values())} - {layout.dtype}
+    return None if kinds else layout
+
+
+def _stamps_now(found: Found) -> list[Stamp | None]:
+    """Return the stamps of the shards, from the listing if that told them."""
+    if len(found.stamps) == len(found.paths):
+        return [found.stamps[path] for path in found.paths]
+    heads = found.storage.heads(found.paths, 0)
+    return [None if head.error is not None else head.stamp for head in heads]
+
+
+def _hashed_again(layout: Layout, saved: Manifest | None) -> tuple[str, npt.NDArray[np.uint8] | None]:
+    """Return the content hashes of a layout: those of unchanged files as they were, if there were any."""
+    if saved is None or saved.hashes is None:
+        return "", None
+    before = saved.layout
+    known = {before.root + name: i for i, name in enumerate(before.names)}
+    hashes = np.empty((len(layout), DIGEST_NBYTES), np.uint8)
+    for i in range(len(layout)):
+        path, stamp = layout.path(i), layout.stamp(i)
+        j = known.get(path)
+        if j is not None and before.stamp(j) == stamp:
+            hashes[i] = saved.hashes[j]
+        else:
+            hashes[i] = np.frombuffer(hash_file(path, stamp, layout.storage, saved.algorithm), np.uint8)
+    return saved.algorithm, hashes
+
+
+def save_manifest(layout: Layout, *, content: bool = False, folder: str | None = None) -> str:
+    """Write the manifest of a layout and return its path; see :meth:`lazyshards.ShardedDataset.save_manifest`.
+
+    Parameters
+    ----------
+    layout : Layout
+    content : bool
+        Whether to save a hash of each file's content.
+    folder : str, optional
+        Directory of the manifest, with the separator; by default that which all shards lie in.
+    """
+    if not content:
+        return manifests.save(layout, folder=folder)
+    algorithm = best_algorithm()
+    return manifests.save(layout, folder=folder, algorithm=algorithm, hashes=hash_shards(layout, algorithm))
+
+
+def hash_shards(layout: Layout, algorithm: str) -> npt.NDArray[np.uint8]:
+    """Return the content hash of every shard, (shards, 16)."""
+    hashes = np.empty((len(layout), DIGEST_NBYTES), np.uint8)
+    for i in range(len(layout)):
+        hashes[i] = np.frombuffer(hash_file(layout.path(i), layout.stamp(i), layout.storage, algorithm), np.uint8)
+    return hashes
+
+
+def refreshed(layout: Layout) -> Layout:
+    """Return the layout with the shards described anew whose files changed since; itself if none did.
+
+    Raises
+    ------
+    ShardChangedError
+        If one is no longer what it was: in rows, row shape or dtype, or as a shard at all.
+    """
+    paths = [layout.path(i) for i in range(len(layout))]
+    heads = layout.storage.heads(paths, 0)
+    numbers = [i for i, head in enumerate(heads) if head.error is not None or head.stamp != layout.stamp(i)]
+    if not numbers:
+        return layout
+    stored = layout
+    while stored.maps:
+        stored = stored.below
+    found: dict[int, Shard] = {}
+    faults: list[Fault] = []
+    reader = find_format(layout.format)
+    some = [paths[i] for i in numbers]
+    if layout.identity:
+        described: list[Shard | Fault] = [
+            Fault(path, "belongs to datasets that were joined, which are not described anew") for path in some
+        ]
+    else:
+        described = reader.inspect(some, layout.storage, options_of(layout.options))
+    for i, shard in zip(numbers, described, strict=True):
+        before = stored.shards[i]
+        if isinstance(shard, Fault):
+            faults.append(shard)
+        elif _columns(shard) != _columns(before):
+            faults.append(Fault(shard.path, "has other columns, or has them in another order"))
+        elif shard[1:4] != before[1:4]:
+            faults.append(Fault(shard.path, f"holds {_what(shard)}, expected {_what(before)} as when it was opened"))
+        else:
+            found[i] = shard
+    if faults:
+        raise ShardChangedError(
+            describe_faults(faults, 'shards changed since the dataset was opened, more than on_change="refresh" allows')
+            + "\nopen the dataset again"
+        )
+    return layout.with_shards(found)
+
+
+def _columns(shard: Shard) -> object:
+    """Return which columns of a table are its rows, if its format says: one file alone may be taken another way."""
+    return getattr(shard.source.detail, "view", None) if isinstance(shard.source, Decoded) else None
+
+
+def _what(shard: Shard) -> str:
+    return f"{shard.rows:,} rows of shape {shard.row_shape} and dtype {shard.dtype.str}"
 
 
 def _unsafe_casts(shards: Sequence[Shard], dtype: np.dtype[np.generic]) -> list[Fault]:

@@ -1,22 +1,23 @@
 """The lazy dataset: sharded data on disk that slices like an array and is read when it is computed."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from dataclasses import replace
 from hashlib import blake2b
-from math import prod
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from lazyshards import catalog, display
 from lazyshards.batches import Batches
-from lazyshards.engines import Array, Engine, PendingResult, check_engine_name, choose_engine, draw_seed, find_engine
-from lazyshards.errors import EngineError, LazyShardsError, UnsupportedDtypeError
+from lazyshards.bundle import Bundle, zip_shards
+from lazyshards.engines import Array, Engine, check_engine_name, choose_engine, find_engine
+from lazyshards.errors import EngineError, LazyShardsError, ShardChangedError, UnsupportedDtypeError
+from lazyshards.functions import keep_function
 from lazyshards.layout import Layout, Shard, native_dtype
 from lazyshards.plan import ReadPlan, compile_plan
-from lazyshards.samplers import Order, Shuffle
-from lazyshards.selection import Rows, Selection, is_whole, select, select_all
+from lazyshards.selection import Selection, is_whole, select, select_all
+from lazyshards.source import ViewSource
 
 __all__ = ["ShardedDataset", "open_shards"]
 
@@ -24,6 +25,12 @@ _ITERATION_NBYTES = 4 << 20
 """Bytes read at a time when a dataset is iterated row by row."""
 
 
+@overload
+def open_shards(path: object, *, columns: Mapping[str, object], **options: Any) -> Bundle: ...  # type: ignore[overload-overlap]  # a mapping is the one value that makes a bundle
+@overload
+def open_shards(path: object, *, dataset: Mapping[str, object], **options: Any) -> Bundle: ...  # type: ignore[overload-overlap]
+@overload
+def open_shards(path: object, **options: Any) -> "ShardedDataset": ...
 def open_shards(
     path: object,
     *,
@@ -34,8 +41,9 @@ def open_shards(
     on_change: str = "raise",
     storage_options: Mapping[str, object] | None = None,
     dtype: object = None,
+    manifest: str = "auto",
     **options: object,
-) -> "ShardedDataset":
+) -> "ShardedDataset | Bundle":
     """Open sharded data as one lazy array. Reads the shards' headers, and nothing else.
 
     Parameters
@@ -54,17 +62,27 @@ def open_shards(
         keeps its own order.
     holes : {"raise", "ignore"}
         What to do if numbered names skip a number.
-    on_change : {"raise", "warn", "ignore"}
-        What to do if a shard is read that is no longer the file that was opened.
+    on_change : {"raise", "warn", "refresh", "ignore"}
+        What to do if a shard is read that is no longer the file that was opened: raise an error; warn and read it all
+        the same, old and new rows mixed or not; look at it again, and read the new file throughout if it holds as many
+        rows of the same shape and dtype, else raise; or nothing.
     storage_options : mapping, optional
         Options for fsspec, for URLs.
     dtype : dtype, optional
         Type of the elements of the dataset. Shards of other types are cast to it when they are read, if that is safe;
         see :meth:`ShardedDataset.astype`. For a format that does not say it in its files (``raw``, ``reader=``), what
         the files hold.
+    manifest : {"auto", "require", "refresh", "ignore"}
+        What to do about the file that :meth:`ShardedDataset.save_manifest` left in a directory. It is used if one
+        listing shows that no shard was added, removed or changed since; else ``"auto"`` reads the headers as if there
+        were none, ``"require"`` raises an error that names what changed, and ``"refresh"`` reads them and writes it
+        again, or for the first time. ``"ignore"`` does not look at it. Given as ``path``, the manifest itself says
+        which shards there are, and nothing is listed.
     **options
         Options of the format. With ``reader=``, a function, that one reads the files, of any format: it is called as
         ``reader(path, start, stop)`` and returns those rows; ``rows=``, ``dtype=`` and ``row_shape=`` say the rest.
+        A mapping as ``columns=`` or ``dataset=``, such as ``columns={"x": ["a", "b"], "y": "label"}``, opens each of
+        its values and returns a :class:`Bundle` of them under its keys.
 
     Returns
     -------
@@ -94,6 +112,19 @@ def open_shards(
     array([4., 0., 2.], dtype=float32)
     """
     check_engine_name(engine)
+    for name in ("columns", "dataset"):
+        named = options.get(name)
+        if isinstance(named, Mapping):
+            alike = {
+                "format": format,
+                "engine": engine,
+                "order": order,
+                "holes": holes,
+                "on_change": on_change,
+                "storage_options": storage_options,
+                "dtype": dtype,
+            }
+            return zip_shards(**{key: open_shards(path, **alike, **{**options, name: one}) for key, one in named.items()})
     layout = catalog.scan(
         path,
         format=format,
@@ -102,6 +133,7 @@ def open_shards(
         on_change=on_change,
         storage_options=storage_options,
         dtype=dtype,
+        manifest=manifest,
         options=options,
     )
     return ShardedDataset(layout, select_all(layout.rows, layout.row_shape), engine)
@@ -213,10 +245,13 @@ class ShardedDataset:
     def __repr__(self) -> str:
         """Return one line and a table of shards."""
         text = display.dataset_text(self._layout, self._selection, self._engine_label())
-        if not self._layout.cast_from:
+        layout = self._layout
+        if not layout.cast_from and not layout.maps and not layout.manifest:
             return text
         first, newline, rest = text.partition("\n")
-        return f"{first}\n  {self._layout.dtype_text}{newline}{rest}"
+        more = [f"mapped by {layout.maps_text}"] * bool(layout.maps) + [layout.dtype_text] * bool(layout.cast_from)
+        more += [f"manifest: {display.hide_secrets(layout.manifest)}"] * bool(layout.manifest)
+        return f"{first}\n  {f'{chr(10)}  '.join(more)}{newline}{rest}"
 
     def _repr_html_(self) -> str:
         return display.dataset_html(self._layout, self._selection, self._engine_label())
@@ -226,6 +261,42 @@ class ShardedDataset:
             return self.engine
         except LazyShardsError as exc:
             return f"{self._engine} ({exc})"
+
+    def save_manifest(self, *, content: bool = False) -> str:
+        """Write what is known of all shards into one file beside them, so that opening them need not read headers.
+
+        The file, ``_lazyshards.arrow``, is written at once or not at all. It holds names, rows, sizes, times and where
+        rows lie, for all shards that were opened, whatever was sliced, cast or mapped since.
+
+        Parameters
+        ----------
+        content : bool
+            Whether to read all files and save a hash of each one's content, for ``lazyshards verify --content``.
+
+        Returns
+        -------
+        str
+            Path of the file.
+
+        Raises
+        ------
+        LayoutError
+            If there can be none: the shards are not files of this machine, or are read by a function.
+        OSError
+            If the directory cannot be written to.
+
+        Examples
+        --------
+        >>> import numpy as np, lazyshards, os
+        >>> os.mkdir("indexed")
+        >>> np.save("indexed/shard_0.npy", np.arange(4))
+        >>> path = lazyshards.open_shards("indexed", engine="numpy").save_manifest()
+        >>> os.path.basename(path)
+        '_lazyshards.arrow'
+        >>> len(lazyshards.open_shards("indexed", engine="numpy", manifest="require"))
+        4
+        """
+        return catalog.save_manifest(self._layout, content=content)
 
     # What is wanted of it --------------------------------------------------------------------------------------
 
@@ -279,6 +350,60 @@ class ShardedDataset:
             )
         return ShardedDataset(self._layout.cast(target), self._selection, self._engine)
 
+    def map(
+        self,
+        function: Callable[[npt.NDArray[Any]], Any],
+        *,
+        dtype: object = None,
+        row_shape: Sequence[int] | int | None = None,
+    ) -> "ShardedDataset":
+        """Return the dataset of what a function makes of the rows, lazily: it is called when they are read.
+
+        Parameters
+        ----------
+        function : callable
+            Takes a block of rows, a NumPy array of its own of shape ``(n, *shape[1:])``, and returns ``n`` rows. It is
+            called with any number of rows, on any thread, several at a time, wherever the rows are read; it must work
+            row by row, and must not compute datasets itself. Where tasks run in other processes, it must be at the top
+            level of a module. Its name, and nothing else of it, is part of the fingerprint.
+        dtype : dtype, optional
+            Type of what it returns; the dataset's own by default.
+        row_shape : tuple of int, optional
+            Shape of one row of what it returns; that of a row of the dataset by default.
+
+        Raises
+        ------
+        TypeError
+            If the row axis was dropped, the function cannot be called, or the row shape is none.
+        UnsupportedDtypeError
+            If a dataset cannot have the dtype. Computing raises MapError if the function raises, or returns something
+            else; the message names the rows.
+
+        Examples
+        --------
+        >>> import numpy as np, lazyshards
+        >>> np.save("pixels_0.npy", np.array([[0, 51], [102, 255]], "u1"))
+        >>> ds = lazyshards.open_shards("pixels_0.npy", engine="numpy")
+        >>> bright = ds.map(lambda rows: rows.mean(axis=1) / 255, dtype="f8", row_shape=())
+        >>> bright[:].compute()
+        array([0.1, 0.7])
+        """
+        selection = self._selection
+        if selection.scalar:
+            raise TypeError("map of a single row: index the row axis with a slice, such as ds[5:6]")
+        if not callable(function):
+            raise TypeError(f"{function!r} cannot be called: expected a function of a block of rows")
+        if row_shape is None:
+            shape = selection.cell_shape
+        else:
+            sizes = (row_shape,) if isinstance(row_shape, int | np.integer) else tuple(row_shape)
+            if not all(isinstance(size, int | np.integer) and size >= 0 for size in sizes):
+                raise TypeError(f"row_shape={row_shape!r} is not a shape: expected a tuple of integers, 0 or more")
+            shape = tuple(map(int, sizes))
+        target = self.dtype if dtype is None else native_dtype(dtype)
+        layout = self._layout.map(keep_function(function), selection.cell, target, shape)
+        return ShardedDataset(layout, Selection(selection.rows, tuple(map(range, shape))), self._engine)
+
     # Reading it ------------------------------------------------------------------------------------------------
 
     def compute(
@@ -315,13 +440,13 @@ class ShardedDataset:
         runner = find_engine(name)
         plan = compile_plan(layout, selection, runner.capacity(self.nbytes), tiles_per_processor=tiles_per_processor)
         if not selection.scalar:
-            return runner.execute(plan, out=out)
+            return _execute(runner, plan, out)
         if out is not None:
             if isinstance(out, np.generic) or not hasattr(out, "reshape"):
                 raise EngineError(f"out is a {type(out).__name__}, expected an array of the {name} engine")
-            runner.execute(plan, out=out[None])
+            _execute(runner, plan, out[None])
             return out
-        return runner.execute(plan).reshape(selection.shape)
+        return _execute(runner, plan, None).reshape(selection.shape)
 
     def to_numpy(self) -> npt.NDArray[np.generic]:
         """Read what is selected into a NumPy array, whatever the dataset's engine is."""
@@ -403,14 +528,8 @@ class ShardedDataset:
         >>> sorted(int(row) for batch in it for row in batch)
         [0, 1, 2, 3, 4, 5, 6]
         """
-        if not self.shape:
-            raise TypeError("batches of a dataset without axes")
-        name = choose_engine(engine or self._engine, self.dtype, self.ndim, warn=True)
-        if self._selection.scalar:
-            raise TypeError("batches of a single row: index the row axis with a slice, such as ds[5:6]")
-        runner = find_engine(name)
         return Batches(
-            _ViewSource(self._layout, self._selection, self.fingerprint, runner),
+            self.batch_source(engine),
             batch_size,
             shuffle=shuffle,
             seed=seed,
@@ -422,6 +541,62 @@ class ShardedDataset:
             transform=transform,
             progress=progress,
         )
+
+    def batch_source(self, engine: str | None = None) -> ViewSource:
+        """Return what batches are taken from, for what makes batches in its own way.
+
+        Parameters
+        ----------
+        engine : {"auto", "numpy", "legate", "cupy"}, optional
+            By default the dataset's own.
+
+        Raises
+        ------
+        TypeError
+            If the row axis was dropped.
+        """
+        if not self.shape:
+            raise TypeError("batches of a dataset without axes")
+        name = choose_engine(engine or self._engine, self.dtype, self.ndim, warn=True)
+        if self._selection.scalar:
+            raise TypeError("batches of a single row: index the row axis with a slice, such as ds[5:6]")
+        return ViewSource(self._layout, self._selection, self.fingerprint, find_engine(name))
+
+    def to_torch(self) -> Any:
+        """Return a map-style torch Dataset of the rows, as tensors read by the NumPy engine; needs torch.
+
+        A DataLoader reads all rows of a batch at once. Give it ``collate_fn=data.collate``, so that it does not copy
+        them together again. For batches read ahead, and an order that is resumed exactly, see :meth:`Batches.to_torch`.
+
+        Raises
+        ------
+        UnsupportedDtypeError
+            If torch has no such dtype.
+        """
+        from lazyshards.adapters.torch import TorchRows
+
+        return TorchRows(self)
+
+    def to_dask(self, *, block_nbytes: int = 128 << 20) -> Any:
+        """Return a dask array of the dataset, each block of which is read by the NumPy engine; needs dask.
+
+        Its name is made of the fingerprint, so that dask knows the same data again in every process.
+
+        Parameters
+        ----------
+        block_nbytes : int
+            Most bytes of a block, which otherwise is a tile of the plan; one row is always allowed.
+        """
+        from lazyshards.adapters.dask import to_dask
+
+        if not self.shape:
+            raise TypeError("to_dask of a dataset without axes")
+        row_nbytes = max(1, self.nbytes // max(1, len(self)))
+        rows = self.plan("numpy").tile_rows if not self._selection.scalar else len(self)
+        return to_dask(self, max(1, min(rows, block_nbytes // row_nbytes)))
+
+    def __dask_tokenize__(self) -> tuple[str, str]:
+        return "lazyshards", self.fingerprint
 
     def plan(self, engine: str | None = None, *, tiles_per_processor: int | None = None) -> ReadPlan:
         """Return what compute() would do, in numbers: shards, tiles, bytes wanted and read, requests, memory.
@@ -441,64 +616,26 @@ class ShardedDataset:
         """Print the plan for a person."""
         name = choose_engine(engine or self._engine, self.dtype, self.ndim)
         text = display.plan_text(self.plan(name), name, find_engine(name).capacity(), len(self._layout))
+        if self._layout.maps:
+            text += f"\n{'mapped by':16}{self._layout.maps_text}"
         if self._layout.cast_from:
             text += f"\n{'elements':16}{self._layout.dtype_text}"
         print(text)  # noqa: T201  # what it is for
 
 
-class _ViewSource:
-    """What batches of a dataset are taken from."""
+_REFRESHES = 3
+"""Times that a compute begins again because a file was replaced while it was read."""
 
-    def __init__(self, layout: Layout, selection: Selection, fingerprint: str, engine: Engine) -> None:
-        self._layout = layout
-        self._selection = selection
-        self._engine = engine
-        self.fingerprint = fingerprint
-        self.size = len(selection.rows)
-        self.row_nbytes = prod(selection.cell_shape) * layout.dtype.itemsize
 
-    @property
-    def description(self) -> str:
-        """Return what the rows are, for a person."""
-        layout = self._layout
-        return f"{self.size:,} rows of shape {self._selection.cell_shape} and {layout.dtype} from {len(layout):,} shards"
-
-    def order(self, shuffle: Shuffle, epoch: int) -> Order:
-        """Return the order of an epoch."""
-        return shuffle.order(self.size, self._edges, self.fingerprint, epoch)
-
-    def draw_seed(self) -> int:
-        """Return a random seed, the same on every rank."""
-        return draw_seed()
-
-    def _edges(self) -> npt.NDArray[np.int64]:
-        """Return the rows of the view at which a run of rows of one shard begins, and the number of rows."""
-        rows = self._selection.rows
-        if isinstance(rows, range):
-            counts = [len(segment.local) for segment in self._layout.segments(rows)]
-            return np.cumsum([0, *(counts if rows.step > 0 else counts[::-1])])
-        holder = self._layout.ends.searchsorted(rows, "right")
-        return np.concatenate([[0], np.flatnonzero(np.diff(holder)) + 1, [len(rows)]])
-
-    def reading(self) -> AbstractContextManager[None]:
-        """Return what must be entered while batches are read ahead."""
-        return self._engine.reading()
-
-    def begin(self, rows: Rows) -> PendingResult:
-        """Begin to read rows of the view."""
-        return self._engine.begin(self._plan(rows))
-
-    def cost(self, rows: Rows) -> tuple[int, int, int]:
-        """Return the shards that rows touch, and the requests and bytes that reading them takes."""
-        plan = self._plan(rows)
-        return plan.shards, plan.requests, plan.bytes_read
-
-    def _plan(self, rows: Rows) -> ReadPlan:
-        selection, wanted = self._selection, self._selection.rows
-        if isinstance(rows, range):
-            taken = wanted[rows.start : rows.stop]
-        else:
-            taken = wanted.start + wanted.step * rows if isinstance(wanted, range) else wanted[rows]
-        part = Selection(taken, selection.cell)
-        nbytes = len(rows) * prod(part.cell_shape) * self._layout.dtype.itemsize
-        return compile_plan(self._layout, part, self._engine.capacity(nbytes))
+def _execute(runner: Engine, plan: ReadPlan, out: Array | None) -> Array:
+    """Run a plan; with ``on_change="refresh"``, on shards as they are now, from the start if one changes meanwhile."""
+    if plan.layout.storage.on_change != "refresh":
+        return runner.execute(plan, out=out)
+    for left in reversed(range(_REFRESHES)):
+        plan = replace(plan, layout=catalog.refreshed(plan.layout))
+        try:
+            return runner.execute(plan, out=out)
+        except ShardChangedError:
+            if not left:
+                raise
+    raise AssertionError("it returned or raised before")

@@ -50,7 +50,7 @@ def encode_details(sources: Sequence[Decoded]) -> tuple[list[str | None], list[s
     for source in sources:
         try:
             texts.append(json.dumps([list(source.edges), encoder.encode(source.detail)], separators=(",", ":")))
-        except _UnencodableError:  # noqa: PERF203  # the others still can
+        except _UnencodableError:  # the others still can
             texts.append(None)
     return texts, encoder.shared
 
@@ -137,15 +137,15 @@ class DetailDecoder:
             return base64.b64decode(value[_BASE64], validate=True)
         if _DTYPE in value:
             return dtype_of(value[_DTYPE])
-        module, _, name = value[_TUPLE].rpartition(".")
+        module, _, name = str(value[_TUPLE]).rpartition(".")
         if not module.replace("_", "").replace(".", "").isalnum():
             raise ValueError(f"{module!r} is no module of a format")
-        kind = getattr(import_module(_FORMATS + module), name)
+        kind: object = getattr(import_module(_FORMATS + module), name)
         if not isinstance(kind, type) or not _is_detail(kind):
             raise ValueError(f"{value[_TUPLE]!r} is no detail of a format")
         made = kind(*[self._value(item) for item in value[""]])
-        if getattr(made, "path", ""):
-            raise ValueError(f"it names another file, {made.path!r}")
+        if path := getattr(made, "path", ""):
+            raise ValueError(f"it names another file, {path!r}")
         return made
 
 

@@ -212,11 +212,10 @@ def _entries(layout: Layout, selection: Selection) -> list[list[str]]:
     part = not _is_all(selection.rows, layout.rows)
     numbers = _touched(layout, selection.rows)[0] if part else range(len(layout))
     count = len(numbers)
-    shown: list[int | None] = list(range(count))
-    if count > _MOST_LINES:
-        ahead = _MOST_LINES // 2
-        behind = _MOST_LINES - ahead - 1
-        shown = [*range(ahead), None, *range(count - behind, count)]
+    ahead = _MOST_LINES // 2
+    behind = _MOST_LINES - ahead - 1
+    few = count <= _MOST_LINES
+    shown: list[int | None] = [*range(count)] if few else [*range(ahead), None, *range(count - behind, count)]
     folder = _folder(layout)
     lines = []
     for i in shown:

@@ -9,6 +9,7 @@
     ├── SelectionError           IndexError         an index that NumPy would refuse, or that cannot be lazy
     ├── ShardReadError           OSError            a shard could not be read
     │   └── ShardChangedError                       a shard is not the file that was opened
+    ├── MapError                 RuntimeError       a function given to map() failed, or made something else
     ├── CapacityError            MemoryError        a result that does not fit, refused before anything is read
     ├── EngineError              RuntimeError       an engine used in a way that it cannot serve
     ├── EngineUnavailableError   ImportError        an engine that cannot run here, and what would install it
@@ -31,6 +32,7 @@ __all__ = [
     "LayoutError",
     "LazyShardsError",
     "LazyShardsWarning",
+    "MapError",
     "SelectionError",
     "ShardChangedError",
     "ShardChangedWarning",
@@ -67,6 +69,10 @@ class ShardReadError(LazyShardsError, OSError):
 
 class ShardChangedError(ShardReadError):
     """A shard is not the file that was opened: it was changed, shrunk or replaced."""
+
+
+class MapError(LazyShardsError, RuntimeError):
+    """A function given to ``map`` failed, or made something else than was promised; the message names the rows."""
 
 
 class CapacityError(LazyShardsError, MemoryError):

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lazyshards.errors import UnsupportedDtypeError
-from lazyshards.selection import Rows
+from lazyshards.functions import NamedFunction
+from lazyshards.selection import Cell, Rows
 from lazyshards.storage.base import Stamp, Storage
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "Extent",
     "Extents",
     "Layout",
+    "Mapped",
     "Names",
     "Packed",
     "Planes",
@@ -77,6 +79,8 @@ class Decoded(NamedTuple):
     """What the format needs to read it again; picklable."""
     edges: tuple[int, ...] = ()
     """Local rows at which the format's own blocks begin, if decoding from elsewhere costs more."""
+    format: str = ""
+    """Name of the format, where it is not the layout's."""
 
 
 Source: TypeAlias = Packed | Extents | Planes | Decoded
@@ -117,6 +121,23 @@ _ENCODING = ("utf-8", "surrogateescape")
 """Names of files are bytes: those that are no UTF-8 keep theirs."""
 
 
+class Mapped(NamedTuple):
+    """A function that makes rows out of rows, and what the layout was without it."""
+
+    function: NamedFunction
+    """Takes a block of rows and returns as many, of the layout's dtype and row shape (before a later cast)."""
+    cell: Cell
+    """The basic index on each row that the function is given."""
+    row_shape: tuple[int, ...]
+    """Shape of a row before the cell is applied."""
+    dtype: np.dtype[np.generic]
+    """Type of the elements that the function is given."""
+    stored: np.dtype[np.generic] | None
+    """As the layout's, before."""
+    steps: tuple[np.dtype[np.generic], ...]
+    """As the layout's, before."""
+
+
 class Names(Sequence[str]):
     """Many names in one buffer of bytes, each made a text when it is asked for.
 
@@ -145,8 +166,10 @@ class Names(Sequence[str]):
         """Return the names of a sequence."""
         if isinstance(texts, cls):
             return texts
-        encoded = [text.encode(*_ENCODING) for text in texts]
-        return cls(b"".join(encoded), np.cumsum([0, *map(len, encoded)], dtype=np.int64))
+        joined = np.frombuffer("\0".join(texts).encode(*_ENCODING), np.uint8)
+        borders = np.flatnonzero(joined == 0)
+        ends = [*borders[: len(texts) - 1] - np.arange(len(borders)), len(joined) - len(borders)] if len(texts) else []
+        return cls(joined[joined != 0].tobytes(), np.array([0, *ends], np.int64))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -216,6 +239,10 @@ class Layout:
     """Options of the format, as text: part of the fingerprint, since they decide what is read."""
     manifest: str = ""
     """What a saved manifest had to do with it, for people; empty if nothing."""
+    maps: tuple[Mapped, ...] = ()
+    """Functions that each row goes through, in order; ``row_shape`` and ``dtype`` are those after the last."""
+    identity: str = ""
+    """What the fingerprint has in place of the names, where they have no root in common."""
 
     @classmethod
     def from_shards(
@@ -291,7 +318,7 @@ class Layout:
         digest = hashlib.blake2b(digest_size=16)
         head = (1, self.format, self.dtype.descr if self.dtype.names else self.dtype.str, self.row_shape, len(self))
         digest.update(repr(head).encode())
-        names = self.names
+        names = [self.identity] if self.identity else self.names
         digest.update(names.joined() if isinstance(names, Names) else "\0".join(names).encode(*_ENCODING))
         digest.update(self.ends.astype("<i8").tobytes())
         digest.update(self.stamps[:, 0].astype("<i8").tobytes())
@@ -302,6 +329,8 @@ class Layout:
         if self.stored is not None or self.options:
             casts = [_dtype_text(dtype) for dtype in (self.stored, *self.steps) if dtype is not None]
             digest.update(repr((casts, self.options)).encode())
+        for step in self.maps:
+            digest.update(repr((step.function, step.cell, step.row_shape, _dtype_text(step.dtype))).encode())
         return digest.hexdigest()
 
     def path(self, shard: int) -> str:
@@ -329,7 +358,8 @@ class Layout:
     def cast_from(self) -> tuple[np.dtype[np.generic], ...]:
         """Types that are cast to ``dtype`` when they are read, in native byte order; empty if none are."""
         usual = self.dtype if self.stored is None else self.stored
-        found = {usual, *[dtype.newbyteorder("=") for dtype in set(self.dtypes.values())]}
+        others = () if self.maps else set(self.dtypes.values())  # what was mapped is no longer of the files' types
+        found = {usual, *[dtype.newbyteorder("=") for dtype in others]}
         return tuple(sorted(found - {self.dtype} if not self.steps else found, key=_dtype_text))
 
     @property
@@ -346,6 +376,49 @@ class Layout:
             return self
         steps = (*self.steps, self.dtype) if self.cast_from else ()
         return replace(self, dtype=dtype, stored=self.dtype if self.stored is None else self.stored, steps=steps)
+
+    def map(
+        self, function: NamedFunction, cell: Cell, dtype: np.dtype[np.generic], row_shape: tuple[int, ...]
+    ) -> "Layout":
+        """Return the layout whose rows are what a function makes of these.
+
+        Parameters
+        ----------
+        function : NamedFunction
+        cell : tuple
+            The basic index on each row that it is given.
+        dtype : dtype
+            Of what it returns.
+        row_shape : tuple of int
+            Of one row of what it returns.
+        """
+        step = Mapped(function, cell, self.row_shape, self.dtype, self.stored, self.steps)
+        return replace(self, row_shape=row_shape, dtype=dtype, stored=None, steps=(), maps=(*self.maps, step))
+
+    @property
+    def below(self) -> "Layout":
+        """The layout without the last function that its rows go through."""
+        *maps, last = self.maps
+        return replace(
+            self,
+            row_shape=last.row_shape,
+            dtype=last.dtype,
+            stored=last.stored,
+            steps=last.steps,
+            maps=tuple(maps),
+        )
+
+    @property
+    def maps_text(self) -> str:
+        """The functions that rows go through, and what each makes of them: for people."""
+        layout, texts = self, []
+        while layout.maps:
+            step = layout.maps[-1]
+            shape = tuple([len(axis) for axis in step.cell if isinstance(axis, range)])
+            made = layout.dtype if layout.stored is None else layout.stored
+            texts.append(f"{step.function}: {step.dtype} {shape} to {made} {layout.row_shape}")
+            layout = layout.below
+        return ", then ".join(reversed(texts))
 
     def start_stop(self, shard: int) -> tuple[int, int]:
         """Return the global rows [start, stop) that a shard holds."""
@@ -465,6 +538,8 @@ class Layout:
             self.stored,
             self.steps,
             self.options,
+            maps=self.maps,
+            identity=self.identity,
         )
 
     def _starts(self, which: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -545,6 +620,8 @@ class Shards(Sequence[Shard]):
     __slots__ = ("_layout",)
 
     def __init__(self, layout: Layout) -> None:
+        while layout.maps:  # a shard is what is on disk
+            layout = layout.below
         self._layout = layout
 
     def __len__(self) -> int:

@@ -5,8 +5,8 @@ from typing import TypeGuard
 import numpy as np
 import numpy.typing as npt
 
-from lazyshards.access import Access, accesses
-from lazyshards.errors import ShardReadError
+from lazyshards.access import Access, Index, accesses, mapped_rows
+from lazyshards.errors import LazyShardsError, MapError, ShardReadError
 from lazyshards.formats import find_format
 from lazyshards.layout import Decoded, Extents, Layout, Packed, Planes, Shard
 from lazyshards.selection import Cell, Rows, cell_index, is_whole
@@ -37,6 +37,9 @@ def fill(out: npt.NDArray[np.generic], rows: Rows, layout: Layout, cell: Cell) -
         If a shard cannot be read, ended early, or is not the file that was opened.
     """
     if not out.nbytes:
+        return
+    if layout.maps:
+        _fill_mapped(out, rows, layout, cell)
         return
     contiguous = out.flags.c_contiguous
     if contiguous and _lies_packed(rows, layout, cell):
@@ -126,14 +129,21 @@ class _Queue:
 
 def _place(out: npt.NDArray[np.generic], access: Access, block: npt.NDArray[np.generic], layout: Layout) -> None:
     """Put what is wanted of a block where it belongs, cast on the way if the layout says so."""
-    wanted = block[access.source]
+    _cast_into(out, access.target, block[access.source], layout, access.path)
+
+
+def _cast_into(
+    out: npt.NDArray[np.generic], target: Index, wanted: npt.NDArray[np.generic], layout: Layout, path: str
+) -> None:
+    """Write elements to their place, through the casts of the layout."""
+    stored = wanted.dtype
     try:
         for step in layout.steps:
             wanted = wanted.astype(step)
-        out[access.target] = wanted
+        out[target] = wanted
     except (ValueError, TypeError, OverflowError) as exc:  # text that is no number, say
         raise ShardReadError(
-            f"{access.path!r} holds a value that cannot be cast from {block.dtype} to {layout.dtype}: {exc}"
+            f"{path!r} holds a value that cannot be cast from {stored} to {layout.dtype}: {exc}"
         ) from exc
 
 
@@ -163,7 +173,7 @@ def _fill_planes(
 def _fill_decoded(out: npt.NDArray[np.generic], access: Access, shard: Shard, layout: Layout, cell: Cell) -> None:
     """Have the format decode a run of rows, straight into place where it can go there."""
     assert isinstance(shard.source, Decoded)
-    reader = find_format(layout.format)
+    reader = find_format(shard.source.format or layout.format)
     start = access.block.start
     if access.source is None:
         reader.read_into(shard, start, out[access.target], cell, layout.storage)
@@ -171,3 +181,48 @@ def _fill_decoded(out: npt.NDArray[np.generic], access: Access, shard: Shard, la
     scratch = np.empty(access.shape, shard.dtype.newbyteorder("="))
     reader.read_into(shard, start, scratch, cell, layout.storage)
     _place(out, access, scratch, layout)
+
+
+def _fill_mapped(out: npt.NDArray[np.generic], rows: Rows, layout: Layout, cell: Cell) -> None:
+    """Fill ``out`` with what the last function of the layout makes of its rows, in bounded blocks."""
+    below, step = layout.below, layout.maps[-1]
+    given = tuple([len(axis) for axis in step.cell if type(axis) is range])
+    index = (slice(None), *cell_index(cell))
+    done = 0
+    for piece in mapped_rows(rows, layout):
+        block = np.empty((len(piece), *given), step.dtype)
+        fill(block, piece, below, step.cell)
+        made = _call(block, piece, layout)
+        _cast_into(out, (slice(done, done + len(piece)),), made[index], layout, _place_of(piece, layout))
+        done += len(piece)
+
+
+def _call(block: npt.NDArray[np.generic], rows: Rows, layout: Layout) -> npt.NDArray[np.generic]:
+    """Return what the last function of the layout makes of a block, if it is what was promised."""
+    function = layout.maps[-1].function
+    try:
+        made = np.asarray(function.function(block))
+    except LazyShardsError:
+        raise
+    except Exception as exc:
+        raise MapError(
+            f"{function}, which map() was given, raised {type(exc).__name__} for {len(rows):,} rows, "
+            f"{_place_of(rows, layout)}: {exc}"
+        ) from exc
+    shape = (len(rows), *layout.row_shape)
+    dtype = layout.dtype if layout.stored is None else layout.stored
+    if made.shape != shape or made.dtype.newbyteorder("=") != dtype:
+        raise MapError(
+            f"{function}, which map() was given, returned {made.dtype} of shape {made.shape} for {len(rows):,} rows, "
+            f"{_place_of(rows, layout)}; expected {dtype} of shape {shape}: say dtype= and row_shape= of what it returns"
+        )
+    return made
+
+
+def _place_of(rows: Rows, layout: Layout) -> str:
+    """Return the first and the last of some rows, each with its shard, for a message."""
+    places = []
+    for row in dict.fromkeys((int(rows[0]), int(rows[-1]))):
+        shard = layout.shard_of(row)
+        places.append(f"row {row - layout.start_stop(shard)[0]:,} of {layout.path(shard)!r}")
+    return " to ".join(places)

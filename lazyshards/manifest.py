@@ -19,7 +19,7 @@ from lazyshards._version import __version__
 from lazyshards.details import DetailDecoder, descr_of, dtype_of, encode_details, names_function
 from lazyshards.errors import FormatError, LayoutError, LazyShardsError, ShardReadError
 from lazyshards.hashing import DIGEST_NBYTES
-from lazyshards.layout import Decoded, Extent, Extents, Layout, Names, Packed, Planes, Source
+from lazyshards.layout import Decoded, Extent, Extents, Layout, Names, Planes, Source
 from lazyshards.storage.base import Stamp, Storage
 
 __all__ = [
@@ -102,7 +102,9 @@ class Differences:
 class _Sources(Mapping[int, Source]):
     """Sources of the shards that are not one packed run, each made when it is asked for."""
 
-    def __init__(self, numbers: npt.NDArray[np.int64], kinds: npt.NDArray[np.int8], texts: Names, decoder: DetailDecoder):
+    def __init__(
+        self, numbers: npt.NDArray[np.int64], kinds: npt.NDArray[np.int8], texts: Names, decoder: DetailDecoder
+    ) -> None:
         self._numbers = numbers
         """Numbers of those shards, ascending."""
         self._kinds = kinds
@@ -238,6 +240,11 @@ def encode(
 
 
 def _as_stored(layout: Layout) -> Layout:
+    """Return the layout of what the files hold, without maps and casts."""
+    while layout.maps:
+        layout = layout.below
+    if layout.identity:
+        raise LayoutError("several datasets that were joined have no manifest of their own: save that of each")
     return replace(layout, dtype=layout.stored or layout.dtype, stored=None, steps=(), manifest="")
 
 
@@ -313,9 +320,9 @@ def _decode_table(table: Any, path: str, storage: Storage) -> Manifest:
     row_nbytes = prod(row_shape) * dtypes[0].itemsize
     kinds = _numbers(table["kind"]).astype(np.int8) if "kind" in table.column_names else np.zeros(len(table), np.int8)
     packed = kinds == _PACKED
-    if int(offset[packed].min(initial=0)) < 0 or ((offset + rows * row_nbytes > size) & packed & (size >= 0)).any():
-        if not any(dtype.itemsize != dtypes[0].itemsize for dtype in dtypes):
-            raise ValueError("rows that lie beyond the end of their file")
+    beyond = (offset + rows * row_nbytes > size) & packed & (size >= 0)
+    if int(offset[packed].min(initial=0)) < 0 or (len(dtypes) == 1 and beyond.any()):
+        raise ValueError("rows that lie beyond the end of their file")
     others = np.flatnonzero(~packed)
     sources: Mapping[int, Source] = {}
     if len(others):
@@ -375,24 +382,33 @@ def _names(column: Any, count: int) -> Names:
     return Names(memoryview(data) if data is not None else b"", found)
 
 
-_ELSEWHERE = (b"\0/", b"\0../", b"/../", b"/..\0", b"\0..\0", b"\0\0", b"://", b"\0./", b"/./", b"//")
+_ELSEWHERE = (b"\0/", b"\0../", b"/../", b"/..\0", b"://", b"\0./", b"/./", b"/.\0", b"//", b"/\0")
 """What no relative path may hold, each path between null bytes."""
 
 
 def _check_names(names: Names, prefix: str) -> None:
     """Raise LayoutError for a path that could mean another place than one below the manifest's directory."""
-    whole = b"\0" + names.joined() + b"\0"
-    head = b"\0" + prefix.encode("utf-8", "surrogateescape") + b"\0"
+    if prefix:
+        _check_paths(b"\0" + prefix.encode("utf-8", "surrogateescape").removesuffix(b"/") + b"\0")
+    lengths = np.diff(names.offsets)
+    data = bytes(names.data)
+    if len(lengths) and int(lengths.min()) < 1:
+        raise LayoutError("the manifest names an empty path, expected one below its own directory")
+    if b"\0" in data:
+        raise LayoutError("the manifest names a path with a null byte")
+    if not {names[i] for i in np.flatnonzero(lengths < 3).tolist()}.isdisjoint({".", ".."}):
+        raise LayoutError("the manifest names '..', expected a path below its own directory")
+    if b"/" in data:  # else each is the name of a file and nothing more
+        _check_paths(b"\0" + names.joined() + b"\0")
+
+
+def _check_paths(whole: bytes) -> None:
     for bad in _ELSEWHERE:
-        at = whole.find(bad) if len(names) else -1
+        at = whole.find(bad)
         if at >= 0:
             start = whole.rfind(b"\0", 0, at + 1) + 1
             found = whole[start : whole.find(b"\0", start)].decode("utf-8", "replace")
             raise LayoutError(f"the manifest names {found!r}, expected a path below its own directory")
-        if prefix and bad in head:
-            raise LayoutError(f"the manifest names the directory {prefix!r}, expected one below its own")
-    if len(names) and whole.count(b"\0") != len(names) + 1:
-        raise LayoutError("the manifest names a path with a null byte")
 
 
 # Files -----------------------------------------------------------------------------------------------------------
@@ -495,16 +511,14 @@ def compare(
     return found or Differences(other="its shards are in another order")
 
 
-def _changed(
-    layout: Layout, numbers: Sequence[int], paths: Sequence[str], stamps: Sequence[Stamp | None]
-) -> list[str]:
+def _changed(layout: Layout, numbers: Sequence[int], paths: Sequence[str], stamps: Sequence[Stamp | None]) -> list[str]:
     """Return the paths of the files whose stamps are not those of the layout's shards of these numbers."""
     if not len(paths):
         return []
     missing = Stamp(-2)
     sizes, mtimes, inodes, etags = zip(*[stamp or missing for stamp in stamps], strict=True)
     saved = layout.stamps if isinstance(numbers, range) else layout.stamps[np.array(numbers)]
-    differs = (np.array([sizes, mtimes, inodes], np.int64).T != saved).any(1)
+    differs = (saved != np.array([sizes, mtimes, inodes], np.int64).T).any(1)
     if layout.etags is not None or any(etags):
         kept = layout.etags or [""] * len(layout)
         differs |= np.array([kept[n] != etag for n, etag in zip(numbers, etags, strict=True)])

@@ -28,8 +28,7 @@ _HEAD_NBYTES = 8
 @task(variants=(VariantCode.CPU, VariantCode.OMP, VariantCode.GPU))
 def _tell(ctx: TaskContext, out: OutputStore, message: bytes) -> None:
     """Write down what this rank was given; scalar arguments are each rank's own."""
-    row = np.zeros((1, out.shape[1]), np.uint8)
-    row[0, : len(message)] = np.frombuffer(message, np.uint8)
+    row = np.frombuffer(message, np.uint8)[None]
     if ctx.get_variant_kind() == VariantCode.GPU:
         from lazyshards.engines.staging import to_device
 
@@ -55,7 +54,7 @@ def exchange(message: bytes, width: int) -> list[bytes]:
     store = runtime.create_store(legate_types.uint8, shape)
     launch: Any = runtime.create_manual_task(_tell.library, _tell.task_id, shape[:1])
     launch.add_output(store.partition_by_tiling((1, shape[1])))
-    launch.add_scalar_arg(head + message, legate_types.binary_type(len(head) + len(message)))
+    launch.add_scalar_arg((head + message).ljust(shape[1], b"\0"), legate_types.binary_type(shape[1]))
     with collector_off():
         launch.execute()
         table = np.array(store.get_physical_store())

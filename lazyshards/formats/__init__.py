@@ -19,6 +19,7 @@ from lazyshards.formats.npz import NpzFormat
 from lazyshards.formats.parquet import ParquetFormat
 from lazyshards.formats.raw import RawFormat
 from lazyshards.formats.safetensors import SafetensorsFormat
+from lazyshards.formats.zarr import ZarrFormat
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -39,6 +40,7 @@ _FORMATS: dict[str, Format] = {
         ParquetFormat(),
         RawFormat(),
         SafetensorsFormat(),
+        ZarrFormat(),
     )
 }
 _BY_SUFFIX: dict[str, Format] = {suffix: format for format in _FORMATS.values() for suffix in format.suffixes}

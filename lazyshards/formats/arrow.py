@@ -23,6 +23,7 @@ from lazyshards.formats.tables import (
     ColumnError,
     Field,
     Options,
+    Scratch,
     Table,
     View,
     agree,
@@ -51,8 +52,8 @@ _FILES_AT_A_TIME = 256
 """Files whose headers are held in memory together while they are inspected."""
 _BLOCK_NBYTES = 4 << 20
 """Bytes of columns that are read at a time and turned into rows."""
-_COMPRESSED_NBYTES = 32 << 20
-"""Bytes of compressed columns that are held together; one column is always allowed."""
+_DECOMPRESSED_NBYTES = 24 << 20
+"""Bytes of columns that are decompressed together, with what they were before; one column's is always allowed."""
 _SKIP_NBYTES = 256 << 10
 """Bytes of unwanted rows that are decompressed at a time."""
 _LISTS_AT_A_TIME = 1 << 17
@@ -180,11 +181,11 @@ class ArrowFormat:
         stacked = detail.view.stacked and not isinstance(cell[0], int)
         done, stop = start, start + len(out)
         try:
-            index = _load_index(shard, storage)
+            index, scratch = _load_index(shard, storage), Scratch()
             number = bisect_right(index.starts, start) - 1
             while done < stop:
                 first, until = index.starts[number], min(stop, index.starts[number + 1])
-                reader = _BatchReader(shard, storage, detail.view, index, index.batches[number])
+                reader = _BatchReader(shard, storage, detail.view, index, index.batches[number], scratch)
                 reader.read(
                     done - first, until - first, columns, rest, out[done - start : until - start], stacked=stacked
                 )
@@ -699,10 +700,11 @@ class _Want(NamedTuple):
 class _Buffers:
     """The buffers of one batch: where they lie, or, if they are compressed, how far each was read."""
 
-    def __init__(self, shard: Shard, storage: Storage, batch: _Message) -> None:
+    def __init__(self, shard: Shard, storage: Storage, batch: _Message, scratch: Scratch) -> None:
         self._shard = shard
         self._storage = storage
         self._batch = batch
+        self._scratch = scratch
         self._streams: dict[int, _Stream] = {}
 
     def open(self, numbers: Sequence[int]) -> None:
@@ -710,10 +712,12 @@ class _Buffers:
         self._streams = {}
         if not self._batch.codec:
             return
-        parts = []
-        for number in numbers:
-            offset, nbytes = self._span(number)
-            parts.append(self._part(offset, np.empty(nbytes, np.uint8).data))
+        spans = [self._span(number) for number in numbers]
+        room = self._scratch.room("compressed", sum([nbytes for _, nbytes in spans])).data
+        parts, at = [], 0
+        for offset, nbytes in spans:
+            parts.append(self._part(offset, room[at : at + nbytes]))
+            at += nbytes
         self._storage.fetch_into(parts)
         for number, part in zip(numbers, parts, strict=True):
             self._streams[number] = _Stream(part.out, self._batch.codec)
@@ -793,13 +797,16 @@ class _Stream:
 class _BatchReader:
     """One batch of a file: the buffers of the columns that are wanted, and nothing else of it."""
 
-    def __init__(self, shard: Shard, storage: Storage, view: View, index: _Index, batch: _Message) -> None:
+    def __init__(
+        self, shard: Shard, storage: Storage, view: View, index: _Index, batch: _Message, scratch: Scratch
+    ) -> None:
+        self._scratch = scratch
         self._shard = shard
         self._storage = storage
         self._view = view
         self._index = index
         self._batch = batch
-        self._buffers = _Buffers(shard, storage, batch)
+        self._buffers = _Buffers(shard, storage, batch, scratch)
 
     def read(
         self,
@@ -820,7 +827,8 @@ class _BatchReader:
             some = columns[first:last]
             unique = {column.name: column for column in some}
             self._buffers.open([number for name in unique for number in self._numbers(name)])
-            count = max(64, _BLOCK_NBYTES // (row_nbytes * len(some)) // 8 * 8)
+            most = _DECOMPRESSED_NBYTES if self._batch.codec else _BLOCK_NBYTES
+            count = max(64, most // (row_nbytes * len(some)) // 8 * 8)
             at = start
             while at < stop:
                 until = min(stop, at // 8 * 8 + count)  # of a column's nulls, eight share a byte
@@ -831,7 +839,7 @@ class _BatchReader:
                     self._read_plain(at, until, some, part)
                 else:
                     values = self._values(unique, at, until)
-                    write_rows(part, [values[column.name] for column in some], rest, stacked=stacked)
+                    write_rows(part, [values[column.name] for column in some], rest, self._scratch, stacked=stacked)
                 at = until
 
     def _groups(self, columns: Sequence[Column], column_nbytes: int) -> list[tuple[int, int]]:
@@ -839,11 +847,12 @@ class _BatchReader:
         if not self._batch.codec:
             count = max(64, _BLOCK_NBYTES // max(1, column_nbytes))
             return [(k, min(len(columns), k + count)) for k in range(0, len(columns), count)]
+        # Each is best decompressed in one go. What is held of it is what it was compressed to, and what comes of it.
         groups = []
         first, held = 0, 0
         for k, column in enumerate(columns):
-            nbytes = sum([self._buffers.nbytes(number) for number in self._numbers(column.name)])
-            if k > first and held + nbytes > _COMPRESSED_NBYTES:
+            nbytes = column_nbytes + sum([self._buffers.nbytes(number) for number in self._numbers(column.name)])
+            if k > first and held + nbytes > _DECOMPRESSED_NBYTES:
                 groups.append((first, k))
                 first, held = k, 0
             held += nbytes
@@ -867,15 +876,14 @@ class _BatchReader:
 
     def _read_plain(self, start: int, stop: int, columns: Sequence[Column], out: npt.NDArray[np.generic]) -> None:
         """Read columns that need no decoding, and turn them into rows."""
-        scratch = np.empty((len(columns), stop - start), out.dtype)
-        raw = scratch.view(np.uint8)
+        strip = self._scratch.strip(len(columns), stop - start, out.dtype)
         self._buffers.fill(
             [
-                _Want(self._numbers(column.name)[-1], start * out.itemsize, raw[k].data)
+                _Want(self._numbers(column.name)[-1], start * out.itemsize, strip[k].view(np.uint8).data)
                 for k, column in enumerate(columns)
             ]
         )
-        write_strip(out, scratch)
+        write_strip(out, strip)
 
     def _check_lists(self, column: Column, start: int, stop: int) -> None:
         """Raise ColumnError unless all lists of a column have its length."""
@@ -965,7 +973,7 @@ def _load_dictionary(shard: Shard, storage: Storage, index: _Index, number: int,
             raise _DamagedError("a dictionary without values")
         rooms = [_room(-(-message.rows // 8))] if message.nodes[0, 1] else []
         rooms.append(_room(-(-message.rows * kind.bit_width // 8)))
-        buffers = _Buffers(shard, storage, message)
+        buffers = _Buffers(shard, storage, message, Scratch())
         numbers = range(2 - len(rooms), 2)
         buffers.open(numbers)
         buffers.fill([_Want(number, 0, room) for number, room in zip(numbers, rooms, strict=True)])

@@ -23,6 +23,7 @@ from lazyshards.formats.tables import (
     ColumnError,
     Field,
     Options,
+    Scratch,
     Table,
     View,
     agree,
@@ -46,7 +47,7 @@ _FOOTERS_AT_A_TIME = 512
 """Files whose footers are held in memory together while they are inspected."""
 _MOST_NULL_CHECKS = 20_000
 """Column chunks of one file whose statistics are asked for nulls when it is opened."""
-_WINDOW_NBYTES = 64 << 20
+_WINDOW_NBYTES = 24 << 20
 """Bytes of a row group that are read in one go; of a larger one each column is read piece by piece."""
 _PAGE_NBYTES = 17 << 16
 """Bytes of a page, which is decoded whole, as writers usually make them at most."""
@@ -148,7 +149,7 @@ class ParquetFormat:
         done = start
         try:
             footer = _load_footer(shard, detail, storage)
-            request = _Request(shard, footer, detail.view, columns, rest, stacked, storage)
+            request = _Request(shard, footer, detail.view, columns, rest, stacked, storage, Scratch())
             group = bisect_right(footer.starts, start) - 1
             while done < stop:
                 until = min(stop, footer.starts[group + 1])
@@ -371,6 +372,7 @@ class _Request(NamedTuple):
     stacked: bool
     """Whether the result has an axis of columns."""
     storage: Storage
+    scratch: Scratch
 
 
 class _Run(NamedTuple):
@@ -406,7 +408,7 @@ class _Window(io.RawIOBase):
     Where pages are skipped, those that are wanted are shown in the place of the first.
     """
 
-    def __init__(self, shard: Shard, storage: Storage, runs: Sequence[_Run], *, exact: bool) -> None:
+    def __init__(self, shard: Shard, storage: Storage, runs: Sequence[_Run], scratch: Scratch, *, exact: bool) -> None:
         super().__init__()
         self._shard = shard
         self._storage = storage
@@ -415,12 +417,15 @@ class _Window(io.RawIOBase):
         self._runs = sorted(runs)
         self._shown = [run.shown for run in self._runs]
         self.is_held = sum([run.nbytes for run in runs]) <= _WINDOW_NBYTES
-        self._buffers = [_room(run.nbytes) for run in self._runs] if self.is_held else []
-        wanted = []
-        for run, buffer in zip(self._runs, self._buffers, strict=self.is_held):
-            at = 0
+        self._buffers: list[memoryview] = []
+        if not self.is_held:
+            return
+        room = scratch.room("window", sum([run.nbytes for run in runs])).data
+        wanted, at = [], 0
+        for run in self._runs:
+            self._buffers.append(room[at : at + run.nbytes])
             for start, stop in run.parts:
-                wanted.append((start, buffer[at : at + stop - start]))
+                wanted.append((start, room[at : at + stop - start]))
                 at += stop - start
         self._fetch(wanted)
 
@@ -498,7 +503,7 @@ def _decode(request: _Request, group: int, part: _Pass, start: int, stop: int, o
     pa = _arrow()
     columns = request.columns if part.places is None else [request.columns[k] for k in part.places]
     names = list(dict.fromkeys([column.name for column in columns]))
-    window = _Window(request.shard, request.storage, part.runs, exact=part.exact)
+    window = _Window(request.shard, request.storage, part.runs, request.scratch, exact=part.exact)
     whole = window.is_held and not part.exact and stop == request.footer.starts[group + 1]
     buffer_nbytes = 0 if whole else 16 << 10 if window.is_held else max(64 << 10, _WINDOW_NBYTES // len(part.runs))
     each = request.view.dtype.itemsize * prod(columns[0].axes)
@@ -516,10 +521,10 @@ def _decode(request: _Request, group: int, part: _Pass, start: int, stop: int, o
                 rows = out[a - start : b - start]
                 values = _batch_values(batch.slice(a - at, b - a), columns, request.view)
                 if part.places is None:
-                    write_rows(rows, values, request.rest, stacked=request.stacked)
+                    write_rows(rows, values, request.rest, request.scratch, stacked=request.stacked)
                 else:
                     for k, found in zip(part.places, values, strict=True):
-                        write_rows(rows[:, k : k + 1], [found], request.rest, stacked=True)
+                        write_rows(rows[:, k : k + 1], [found], request.rest, request.scratch, stacked=True)
             at += len(batch)
             if at >= stop:
                 return

@@ -7,7 +7,7 @@ that pyarrow is imported by the formats alone.
 import re
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
@@ -26,13 +26,13 @@ __all__ = [
     "Field",
     "Nulls",
     "Options",
+    "Scratch",
     "Table",
     "View",
     "agree",
     "describe_type",
     "numpy_type",
     "parse_options",
-    "strips",
     "to_numpy",
     "values_of",
     "write_rows",
@@ -42,10 +42,10 @@ __all__ = [
 ArrowArray: TypeAlias = Any
 """A pyarrow.Array, whose library has no types of its own for a type checker."""
 
-_STRIP_NBYTES = 512 << 10
-"""Bytes of the columns that are turned into rows together: they stay in the cache of one core."""
-_STRIP_COLUMNS = 32
-"""Columns that are written side by side: a row of them is a cache line or two, so that each is written once."""
+_STRIP_COLUMNS = 64
+"""Columns that are turned into rows together."""
+_STRIP_ROWS = 4096
+"""Rows that are turned together, so that what is read stays in the cache of one core."""
 
 _NUMBERS = {
     "bool": "?",
@@ -572,8 +572,38 @@ def _decimals(array: ArrowArray, precision: int, scale: int, dtype: np.dtype[np.
     return np.asarray(array.cast("float64").to_numpy(zero_copy_only=False)).astype(dtype)
 
 
+class Scratch:
+    """Memory that one call uses again and again: fresh memory costs more than what is done with it."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, npt.NDArray[np.uint8]] = {}
+
+    def room(self, purpose: str, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Return this many bytes, which hold anything; what was given before for the same purpose is given again."""
+        kept = self._kept.get(purpose)
+        if kept is None or len(kept) < nbytes:
+            self._kept.pop(purpose, None)
+            kept = self._kept[purpose] = np.empty(nbytes, np.uint8)
+        return kept[:nbytes]
+
+    def strip(self, columns: int, rows: int, dtype: np.dtype[np.generic]) -> npt.NDArray[np.generic]:
+        """Return scratch of (columns, rows) that is turned into rows quickly.
+
+        If the columns lay a power of two apart, as they would without the line of padding, the elements of one row
+        would all want the same place in the processor's cache.
+        """
+        width = rows * dtype.itemsize + 64
+        raw = self.room("strip", columns * width).reshape(columns, width)
+        return raw[:, : rows * dtype.itemsize].view(dtype)
+
+
 def write_rows(
-    out: npt.NDArray[np.generic], columns: Sequence[npt.NDArray[np.generic]], rest: Cell, *, stacked: bool
+    out: npt.NDArray[np.generic],
+    columns: Sequence[npt.NDArray[np.generic]],
+    rest: Cell,
+    scratch: Scratch,
+    *,
+    stacked: bool,
 ) -> None:
     r"""Write columns into rows.
 
@@ -584,6 +614,7 @@ def write_rows(
         In the order of ``out``.
     rest : tuple
         The cell of each column's own axes.
+    scratch : Scratch
     stacked : bool
         Whether ``out`` has an axis of columns.
     """
@@ -594,23 +625,19 @@ def write_rows(
         for k, values in enumerate(columns):
             out[:, k] = values[index]
     else:
-        for start, stop, first, last in strips(len(out), len(columns), out.itemsize):
-            scratch = np.empty((last - first, stop - start), out.dtype)
-            for k in range(first, last):
-                scratch[k - first] = columns[k][start:stop]
-            write_strip(out[start:stop, first:last], scratch)
+        for first in range(0, len(columns), _STRIP_COLUMNS):
+            some = columns[first : first + _STRIP_COLUMNS]
+            strip = scratch.strip(len(some), min(len(out), _STRIP_ROWS), out.dtype)
+            for start in range(0, len(out), _STRIP_ROWS):
+                rows = out[start : start + _STRIP_ROWS]
+                for k, values in enumerate(some):
+                    strip[k, : len(rows)] = values[start : start + _STRIP_ROWS]
+                rows[:, first : first + len(some)] = strip[:, : len(rows)].T
 
 
-def strips(rows: int, columns: int, itemsize: int, nbytes: int = _STRIP_NBYTES) -> Iterator[tuple[int, int, int, int]]:
-    """Yield the ranges [start, stop) of rows and [first, last) of columns that are turned together."""
-    wide = min(columns, 64)
-    tall = max(64, nbytes // (wide * itemsize))
-    for start in range(0, rows, tall):
-        for first in range(0, columns, wide):
-            yield start, min(rows, start + tall), first, min(columns, first + wide)
-
-
-def write_strip(out: npt.NDArray[np.generic], scratch: npt.NDArray[np.generic]) -> None:
-    """Write (columns, rows) as rows, a few columns at a time, so that each cache line is written once."""
-    for k in range(0, len(scratch), _STRIP_COLUMNS):
-        out[:, k : k + _STRIP_COLUMNS] = scratch[k : k + _STRIP_COLUMNS].T
+def write_strip(out: npt.NDArray[np.generic], strip: npt.NDArray[np.generic]) -> None:
+    """Write (columns, rows) as rows."""
+    for start in range(0, len(out), _STRIP_ROWS):
+        for first in range(0, len(strip), _STRIP_COLUMNS):
+            part = strip[first : first + _STRIP_COLUMNS, start : start + _STRIP_ROWS]
+            out[start : start + _STRIP_ROWS, first : first + _STRIP_COLUMNS] = part.T

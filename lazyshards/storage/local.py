@@ -155,7 +155,7 @@ def _heads(paths: Sequence[str], nbytes: int) -> list[Head]:
         for path in paths:
             try:
                 heads.append(Head(b"", _stamp(os.stat(path))))
-            except OSError as exc:  # noqa: PERF203  # it is that file's own
+            except OSError as exc:  # it is that file's own
                 heads.append(Head(b"", Stamp(0), exc))
         return heads
     open_, fstat, pread, close, new = os.open, os.fstat, os.pread, os.close, tuple.__new__

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import lazyshards
-from lazyshards import catalog, engines, open_shards
+from lazyshards import engines, finding, open_shards
 from lazyshards.dataset import ShardedDataset
 from lazyshards.errors import (
     CapacityError,
@@ -266,8 +266,8 @@ def test_opening_reads_heads_only(write, monkeypatch):
     """Opening reads the first bytes of each file and no row."""
     path, _ = write((1000, 0, 2000))
     storage = RecordingStorage(LocalStorage())
-    real = catalog.open_storage
-    monkeypatch.setattr(catalog, "open_storage", lambda *given: (storage, real(*given)[1]))
+    real = finding.open_storage
+    monkeypatch.setattr(finding, "open_storage", lambda *given: (storage, real(*given)[1]))
     ds = open_shards(path, engine="numpy")
     assert ds.shape == (3000, 3)
     assert len(storage.reads) == 3

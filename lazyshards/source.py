@@ -1,0 +1,88 @@
+"""What batches are taken from: rows of a view, begun to be read by an engine."""
+
+from contextlib import AbstractContextManager
+from math import prod
+
+import numpy as np
+import numpy.typing as npt
+
+from lazyshards.engines import Engine, PendingResult, draw_seed
+from lazyshards.layout import Layout
+from lazyshards.plan import ReadPlan, compile_plan
+from lazyshards.samplers import Order, Shuffle
+from lazyshards.selection import Rows, Selection
+
+__all__ = ["ViewSource"]
+
+
+class ViewSource:
+    """Rows of a view of a layout, counted from 0 in the order of the view, to be read by an engine.
+
+    Parameters
+    ----------
+    layout : Layout
+    selection : Selection
+        The view; its row axis is there.
+    fingerprint : str
+        Of the view.
+    engine : Engine
+    """
+
+    def __init__(self, layout: Layout, selection: Selection, fingerprint: str, engine: Engine) -> None:
+        self._layout = layout
+        self._selection = selection
+        self._engine = engine
+        self.fingerprint = fingerprint
+        self.size = len(selection.rows)
+        self.row_nbytes = prod(selection.cell_shape) * layout.dtype.itemsize
+
+    @property
+    def description(self) -> str:
+        """Return what the rows are, for a person."""
+        layout = self._layout
+        return (
+            f"{self.size:,} rows of shape {self._selection.cell_shape} and {layout.dtype} from {len(layout):,} shards"
+        )
+
+    def order(self, shuffle: Shuffle, epoch: int) -> Order:
+        """Return the order of an epoch."""
+        return shuffle.order(self.size, self.edges, self.fingerprint, epoch)
+
+    def draw_seed(self) -> int:
+        """Return a random seed, the same on every rank."""
+        return draw_seed()
+
+    def edges(self) -> npt.NDArray[np.int64]:
+        """Return the rows of the view at which a run of rows of one shard begins, and the number of rows."""
+        rows = self._selection.rows
+        if isinstance(rows, range):
+            counts = [len(segment.local) for segment in self._layout.segments(rows)]
+            return np.cumsum([0, *(counts if rows.step > 0 else counts[::-1])])
+        holder = self._layout.ends.searchsorted(rows, "right")
+        return np.concatenate([[0], np.flatnonzero(np.diff(holder)) + 1, [len(rows)]])
+
+    def reading(self) -> AbstractContextManager[None]:
+        """Return what must be entered while batches are read ahead."""
+        return self._engine.reading()
+
+    def begin(self, rows: Rows) -> PendingResult:
+        """Begin to read rows of the view."""
+        plan = self._plan(rows)
+        if self._layout.storage.on_change == "refresh":
+            plan = replace(plan, layout=catalog.refreshed(plan.layout))
+        return self._engine.begin(plan)
+
+    def cost(self, rows: Rows) -> tuple[int, int, int]:
+        """Return the shards that rows touch, and the requests and bytes that reading them takes."""
+        plan = self._plan(rows)
+        return plan.shards, plan.requests, plan.bytes_read
+
+    def _plan(self, rows: Rows) -> ReadPlan:
+        selection, wanted = self._selection, self._selection.rows
+        if isinstance(rows, range):
+            taken = wanted[rows.start : rows.stop]
+        else:
+            taken = wanted.start + wanted.step * rows if isinstance(wanted, range) else wanted[rows]
+        part = Selection(taken, selection.cell)
+        nbytes = len(rows) * prod(part.cell_shape) * self._layout.dtype.itemsize
+        return compile_plan(self._layout, part, self._engine.capacity(nbytes))
