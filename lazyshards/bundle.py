@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeAlias, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from lazyshards.batches import BatchOptions, Batches, Pending, Source
+from lazyshards.batches import Batches, BatchOptions, Pending, Source
 from lazyshards.errors import LayoutError, SelectionError
 from lazyshards.samplers import Order, Shuffle
 from lazyshards.selection import Rows
@@ -23,16 +23,34 @@ class Member(Protocol):
     """What a bundle is made of: a ShardedDataset."""
 
     @property
-    def shape(self) -> tuple[int, ...]: ...
+    def shape(self) -> tuple[int, ...]:
+        """Shape of what compute() returns."""
+        ...
+
     @property
-    def dtype(self) -> np.dtype[np.generic]: ...
+    def dtype(self) -> np.dtype[np.generic]:
+        """Type of its elements."""
+        ...
+
     @property
-    def nbytes(self) -> int: ...
+    def nbytes(self) -> int:
+        """Bytes of it."""
+        ...
+
     @property
-    def fingerprint(self) -> str: ...
+    def fingerprint(self) -> str:
+        """Hex digest of what is selected."""
+        ...
+
     def __getitem__(self, index: object) -> "Member": ...
-    def compute(self, engine: str | None = None) -> Array: ...
-    def batch_source(self, engine: str | None = None) -> Source: ...
+
+    def compute(self, engine: str | None = None) -> Array:
+        """Read what is selected."""
+        ...
+
+    def batch_source(self, engine: str | None = None) -> Source:
+        """Return what batches are taken from."""
+        ...
 
 
 def zip_shards(**members: Member) -> "Bundle":
@@ -189,7 +207,7 @@ class Bundle:
         return Batches(_BundleSource(sources), batch_size, **options)
 
     def to_torch(self) -> Any:
-        """Return a map-style torch Dataset whose rows are dicts of tensors; needs torch. See ShardedDataset.to_torch."""
+        """Return a map-style torch Dataset whose rows are dicts of tensors, as ShardedDataset.to_torch does."""
         from lazyshards.adapters.torch import TorchRows
 
         return TorchRows(self)

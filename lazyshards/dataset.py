@@ -26,9 +26,9 @@ _ITERATION_NBYTES = 4 << 20
 
 
 @overload
-def open_shards(path: object, *, columns: Mapping[str, object], **options: Any) -> Bundle: ...  # type: ignore[overload-overlap]  # a mapping is the one value that makes a bundle
+def open_shards(path: object, *, columns: Mapping[str, object], **options: Any) -> Bundle: ...
 @overload
-def open_shards(path: object, *, dataset: Mapping[str, object], **options: Any) -> Bundle: ...  # type: ignore[overload-overlap]
+def open_shards(path: object, *, dataset: Mapping[str, object], **options: Any) -> Bundle: ...
 @overload
 def open_shards(path: object, **options: Any) -> "ShardedDataset": ...
 def open_shards(
@@ -124,7 +124,8 @@ def open_shards(
                 "storage_options": storage_options,
                 "dtype": dtype,
             }
-            return zip_shards(**{key: open_shards(path, **alike, **{**options, name: one}) for key, one in named.items()})
+            each = {key: {**alike, **options, name: one} for key, one in named.items()}
+            return zip_shards(**{key: open_shards(path, **given) for key, given in each.items()})
     layout = catalog.scan(
         path,
         format=format,
@@ -397,7 +398,7 @@ class ShardedDataset:
             shape = selection.cell_shape
         else:
             sizes = (row_shape,) if isinstance(row_shape, int | np.integer) else tuple(row_shape)
-            if not all(isinstance(size, int | np.integer) and size >= 0 for size in sizes):
+            if not all(_is_size(size) for size in sizes):
                 raise TypeError(f"row_shape={row_shape!r} is not a shape: expected a tuple of integers, 0 or more")
             shape = tuple(map(int, sizes))
         target = self.dtype if dtype is None else native_dtype(dtype)
@@ -639,3 +640,7 @@ def _execute(runner: Engine, plan: ReadPlan, out: Array | None) -> Array:
             if not left:
                 raise
     raise AssertionError("it returned or raised before")
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int | np.integer) and bool(value >= 0)

@@ -85,7 +85,7 @@ class _Encoder:
         kind = type(value)
         if kind is tuple:
             return [self.encode(item) for item in value]
-        if not _is_detail(kind) or getattr(value, "path", ""):
+        if not _is_detail(kind) or _path_of(value):
             raise _UnencodableError
         name = f"{kind.__module__.removeprefix(_FORMATS)}.{kind.__qualname__}"
         return {_TUPLE: name, "": [self.encode(item) for item in value]}
@@ -144,14 +144,19 @@ class DetailDecoder:
         if not isinstance(kind, type) or not _is_detail(kind):
             raise ValueError(f"{value[_TUPLE]!r} is no detail of a format")
         made = kind(*[self._value(item) for item in value[""]])
-        if path := getattr(made, "path", ""):
-            raise ValueError(f"it names another file, {path!r}")
+        if _path_of(made):
+            raise ValueError(f"it names another file, {_path_of(made)!r}")
         return made
 
 
 def _is_detail(kind: type) -> bool:
     """Return whether a type is a named tuple of one of the package's formats."""
     return issubclass(kind, tuple) and hasattr(kind, "_fields") and kind.__module__.startswith(_FORMATS)
+
+
+def _path_of(detail: object) -> object:
+    """Return the other file that a detail names, if it names one."""
+    return getattr(detail, "path", "")
 
 
 def descr_of(dtype: np.dtype[Any]) -> Any:

@@ -111,7 +111,9 @@ def _join(layouts: Sequence[Layout]) -> Layout:
     if len(layouts) == 1:
         return first
     storage = _storage([(layout.root, layout.storage) for layout in layouts])
-    root = "" if isinstance(storage, JoinedStorage) else commonprefix([layout.root for layout in layouts])
+    # By characters: it is cut at the last separator below.
+    shared = commonprefix([layout.root for layout in layouts])  # noqa: RUF071
+    root = "" if isinstance(storage, JoinedStorage) else shared
     root = root[: root.rfind("/") + 1]
     formats = list(dict.fromkeys(layout.format for layout in layouts))
     stored = {layout.stored for layout in layouts}
@@ -123,9 +125,8 @@ def _join(layouts: Sequence[Layout]) -> Layout:
         start, before = len(names), layout.root[len(root) :]
         names += [before + name for name in layout.names]
         for i, source in layout.sources.items():
-            if isinstance(source, Decoded) and len(formats) > 1:
-                source = source._replace(format=source.format or layout.format)
-            sources[start + i] = source
+            decoded = isinstance(source, Decoded) and len(formats) > 1
+            sources[start + i] = source._replace(format=source.format or layout.format) if decoded else source
         own = {start + i: layout.stored_dtype(i) for i in range(len(layout))} if mixed else {}
         own |= {start + i: dtype for i, dtype in layout.dtypes.items()}
         dtypes |= {i: dtype for i, dtype in own.items() if dtype != first.dtype} if mixed else own

@@ -214,7 +214,7 @@ def _call(block: npt.NDArray[np.generic], rows: Rows, layout: Layout) -> npt.NDA
     if made.shape != shape or made.dtype.newbyteorder("=") != dtype:
         raise MapError(
             f"{function}, which map() was given, returned {made.dtype} of shape {made.shape} for {len(rows):,} rows, "
-            f"{_place_of(rows, layout)}; expected {dtype} of shape {shape}: say dtype= and row_shape= of what it returns"
+            f"{_place_of(rows, layout)}; expected {dtype} of shape {shape}: say dtype= and row_shape= as they are"
         )
     return made
 

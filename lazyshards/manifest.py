@@ -295,9 +295,13 @@ def decode(data: bytes, path: str, storage: Storage) -> Manifest:
         return _decode_table(table, path, storage)
     except LayoutError:
         raise
-    except (pa.ArrowException, LazyShardsError, ValueError, TypeError, KeyError, OverflowError, RecursionError) as exc:
+    except (pa.ArrowException, LazyShardsError, *_WRONG) as exc:
         first = (str(exc).strip() or type(exc).__name__).splitlines()[0]
         raise LayoutError(f"{path!r} is damaged: {first}; write it again with `lazyshards index`") from exc
+
+
+_WRONG = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError)
+"""What values of a wrong kind lead to."""
 
 
 def _decode_table(table: Any, path: str, storage: Storage) -> Manifest:
@@ -382,14 +386,15 @@ def _names(column: Any, count: int) -> Names:
     return Names(memoryview(data) if data is not None else b"", found)
 
 
-_ELSEWHERE = (b"\0/", b"\0../", b"/../", b"/..\0", b"://", b"\0./", b"/./", b"/.\0", b"//", b"/\0")
+_ELSEWHERE = tuple(b"\0/|\0../|/../|/..\0|\0..\0|\0./|/./|/.\0|\0.\0|//|/\0|\0\0|://".split(b"|"))
 """What no relative path may hold, each path between null bytes."""
 
 
 def _check_names(names: Names, prefix: str) -> None:
     """Raise LayoutError for a path that could mean another place than one below the manifest's directory."""
     if prefix:
-        _check_paths(b"\0" + prefix.encode("utf-8", "surrogateescape").removesuffix(b"/") + b"\0")
+        text = prefix if prefix.endswith("/") else f"{prefix}//"
+        _check_paths(b"\0" + text[:-1].encode("utf-8", "surrogateescape") + b"\0")
     lengths = np.diff(names.offsets)
     data = bytes(names.data)
     if len(lengths) and int(lengths.min()) < 1:

@@ -10,7 +10,7 @@ from typing import Unpack
 import numpy as np
 import numpy.typing as npt
 
-from lazyshards.batches import BatchOptions, Batches, Source
+from lazyshards.batches import Batches, BatchOptions, Source
 from lazyshards.dataset import ShardedDataset, open_shards
 from lazyshards.joined import concat
 from lazyshards.samplers import Order, Shuffle
@@ -76,7 +76,7 @@ def mix(weights: Mapping[ShardedDataset | str, float], *, rows: int | None = Non
 def _weight(weight: object, name: object) -> Fraction:
     """Return a weight as the fraction that its decimals say."""
     try:
-        fraction = Fraction(repr(float(weight)) if not isinstance(weight, Fraction | int) else weight)  # type: ignore[arg-type]  # what it raises is the answer
+        fraction = Fraction(str(weight))
     except (TypeError, ValueError):
         fraction = Fraction(0)
     if fraction <= 0:

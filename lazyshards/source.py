@@ -1,11 +1,13 @@
 """What batches are taken from: rows of a view, begun to be read by an engine."""
 
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from math import prod
 
 import numpy as np
 import numpy.typing as npt
 
+from lazyshards import catalog
 from lazyshards.engines import Engine, PendingResult, draw_seed
 from lazyshards.layout import Layout
 from lazyshards.plan import ReadPlan, compile_plan

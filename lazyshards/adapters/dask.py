@@ -47,7 +47,7 @@ def to_dask(rows: _Sliced, block_rows: int) -> Any:
         Rows of each block but the last.
     """
     chunks = (block_rows, *rows.shape[1:])
-    return dask.array.from_array(
+    return dask.array.from_array(  # type: ignore[no-untyped-call]  # dask has no types
         _Lazy(rows),
         chunks=chunks,
         name=f"lazyshards-{rows.fingerprint}-{block_rows}",

@@ -221,7 +221,8 @@ class Describer:
         if fill is None and is_local and array.id.get_space_status() != h5py().h5d.SPACE_STATUS_ALLOCATED:
             self._need_fill_value(array)
         edges = tuple(range(0, array.shape[0], chunk[0] * -(-chunks.grid[0] // _MOST_EDGES)))
-        if array.is_plain and can_decode(filters) and hasattr(array.id, "chunk_iter") and not _is_ambiguous(chunks):
+        is_numbered = prod(chunks.grid) < 1 << 62 and hasattr(array.id, "chunk_iter")  # HDF5 1.12.3 and later
+        if array.is_plain and is_numbered and can_decode(filters) and not _is_ambiguous(chunks):
             return Decoded(chunks, edges)
         _need_filters(file, chunks)
         return Decoded(Whole("", array.name), edges)

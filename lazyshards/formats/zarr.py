@@ -81,7 +81,7 @@ class _Array:
     chunks: tuple[int, ...]
     """Shape of what is decoded together."""
     files: tuple[int, ...]
-    """Shape of what is in one file; that of a chunk unless chunks are sharded."""
+    """Shape of what is in one shard file; empty if each chunk is a file."""
     prefix: str
     """What the name of a file begins with."""
     separator: str
@@ -292,7 +292,7 @@ def _array_2(folder: str, described: Mapping[str, Any], *, fills: bool) -> tuple
     _check_codecs(codecs, prod(chunks), dtype)
     fill = _fill_2(described.get("fill_value"), dtype) if fills else None
     order = axes if described["order"] == "C" else axes[::-1]
-    return _Array(folder, ".zarray", shape, chunks, chunks, "", separator, order, codecs, fill), dtype
+    return _Array(folder, ".zarray", shape, chunks, (), "", separator, order, codecs, fill), dtype
 
 
 def _dtype_2(text: object) -> np.dtype[np.generic]:
@@ -343,7 +343,8 @@ def _array_3(folder: str, described: Mapping[str, Any], *, fills: bool) -> tuple
     grid, config = _named(described["chunk_grid"])
     if grid != "regular":
         raise _Refused(f"its chunk grid is {grid!r}, expected 'regular'")
-    chunks = files = _sizes(config["chunk_shape"], "chunk_shape", 1)
+    chunks = _sizes(config["chunk_shape"], "chunk_shape", 1)
+    files: tuple[int, ...] = ()
     encoding, config = _named(described["chunk_key_encoding"])
     if encoding not in ("default", "v2"):
         raise _Refused(f"its chunk_key_encoding is {encoding!r}, expected 'default' or 'v2'")
@@ -355,7 +356,7 @@ def _array_3(folder: str, described: Mapping[str, Any], *, fills: bool) -> tuple
     is_checked = is_index_first = False
     if [_named(codec)[0] for codec in codecs] == ["sharding_indexed"]:
         _, config = _named(codecs[0])
-        chunks, codecs = _sizes(config["chunk_shape"], "chunk_shape", 1), config["codecs"]
+        files, chunks, codecs = chunks, _sizes(config["chunk_shape"], "chunk_shape", 1), config["codecs"]
         if len(chunks) != len(files) or any(size % part for size, part in zip(files, chunks, strict=True)):
             raise _Refused(f"its shards of shape {files} are no multiple of its chunks of shape {chunks}")
         is_checked = _is_index_checked(config.get("index_codecs", _INDEX_CODECS))
@@ -363,7 +364,7 @@ def _array_3(folder: str, described: Mapping[str, Any], *, fills: bool) -> tuple
         if location not in ("start", "end"):
             raise _Refused(f"its index_location is {location!r}")
         is_index_first = location == "start"
-    _check_shapes(shape, files, dtype)
+    _check_shapes(shape, chunks, dtype)
     order, steps, endian = _pipeline(codecs, len(shape), dtype)
     dtype = dtype.newbyteorder(">" if endian == ">" else "<")
     _check_codecs(steps, prod(chunks), dtype)
@@ -624,7 +625,7 @@ def _checked(codec: _Codec, data: memoryview) -> memoryview:
     function = {"crc32c": _crc32c(), "crc32": zlib.crc32, "adler32": zlib.adler32}[name]
     if function is None:
         raise CodecError("crc32c: google-crc32c is not installed")
-    if function(body) != int.from_bytes(stored, "little"):
+    if function(np.frombuffer(body, np.uint8)) != int.from_bytes(stored, "little"):
         raise CodecError(f"{name}: the checksum is not that of the bytes")
     return body
 
@@ -857,7 +858,7 @@ class _Reading:
     def _place(self, numbers: Sequence[int]) -> _Place | None:
         """Return where a chunk lies, or None if it is known not to be there."""
         array = self._array
-        if array.files == array.chunks:
+        if not array.files:
             return _Place(_join(array.folder, array.key(numbers)))
         inner = [size // part for size, part in zip(array.files, array.chunks, strict=True)]
         path = _join(array.folder, array.key([n // count for n, count in zip(numbers, inner, strict=True)]))
