@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 # Two stamps in one environment: what `make demo` needs is quick to install, the tools for development come on top.
 RUNTIME := $(VENV)/.installed-runtime
 DEV := $(VENV)/.installed-dev
-BUILD_INPUTS := pyproject.toml hatch_build.py lazyshards/_native/cudastub.c
+BUILD_INPUTS := pyproject.toml hatch_build.py lazyshards/_native/cudastub.c lazyshards/_native/gather.c
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 help: ## list the targets
@@ -35,7 +35,7 @@ clean: ## remove what was built and the tools' caches
 	rm -rf build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage htmlcov
 	find . -name __pycache__ -not -path './$(VENV)/*' -type d -prune -exec rm -rf {} +
 
-distclean: clean ## and the environment and the compiled stub
+distclean: clean ## and the environment and the compiled libraries
 	rm -rf $(VENV) lazyshards/_native/*.so
 
 # The first Python on the PATH that is new enough and can make an environment with pip in it.

@@ -33,6 +33,7 @@ from lazyshards.joined import concat
 from lazyshards.layout import Shard
 from lazyshards.mixture import Mixture, mix
 from lazyshards.plan import ReadPlan
+from lazyshards.writing import write_shards
 
 SUPPORTED_FORMATS = formats.format_names()
 """Names of the formats that ``open_shards`` reads."""
@@ -65,5 +66,6 @@ __all__ = [
     "open_shards",
     "register_format",
     "set_engine",
+    "write_shards",
     "zip_shards",
 ]

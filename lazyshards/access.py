@@ -5,15 +5,16 @@ The same functions drive the leaf and count for the plan, so that a plan's numbe
 
 from collections.abc import Iterator
 from math import prod
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
 
 from lazyshards.layout import Extent, Extents, Layout, Packed, Planes, Segment, Shard
 from lazyshards.selection import Block, Cell, Rows, blocks, cell_index, is_whole
+from lazyshards.storage import LocalStorage
 
-__all__ = ["Access", "Index", "Target", "accesses", "count_reads", "mapped_rows"]
+__all__ = ["Access", "Index", "Target", "accesses", "count_reads", "is_gathered", "mapped_rows"]
 
 BLOCK_NBYTES = 512 << 10
 """Bytes of a staging block of packed rows: it stays in the cache of one core while it is converted."""
@@ -202,6 +203,32 @@ def _mapped_nbytes(layout: Layout) -> tuple[int, int]:
     return given, prod(layout.row_shape) * made.itemsize
 
 
+_FEW_ROWS = 8
+"""Rows up to which reading each by position costs less than finding the maps."""
+
+
+def is_gathered(rows: Rows, layout: Layout, cell: Cell) -> TypeGuard[npt.NDArray[np.int64]]:
+    """Return whether single rows are copied out of memory maps of their files, bytes as they are wanted.
+
+    Parameters
+    ----------
+    rows : range or ndarray of int64
+    layout : Layout
+    cell : tuple
+    """
+    return (
+        isinstance(rows, np.ndarray)
+        and len(rows) > _FEW_ROWS
+        and type(layout.storage) is LocalStorage
+        and layout.storage.gathers
+        and not layout.sources
+        and not layout.dtypes
+        and not layout.maps
+        and layout.stored is None
+        and is_whole(cell, layout.row_shape)
+    )
+
+
 def count_reads(rows: Rows, layout: Layout, cell: Cell) -> tuple[int, int, int]:
     """Return the reads, the bytes read, and the most scratch bytes at a time, of one tile holding ``rows``.
 
@@ -218,6 +245,8 @@ def count_reads(rows: Rows, layout: Layout, cell: Cell) -> tuple[int, int, int]:
         counts = [count_reads(piece, below, inner) for piece in mapped_rows(rows, layout)]
         most = max(pieces, default=0) * sum(_mapped_nbytes(layout))
         return sum(c[0] for c in counts), sum(c[1] for c in counts), most + max([c[2] for c in counts], default=0)
+    if is_gathered(rows, layout, cell):
+        return len(rows), len(rows) * layout.row_nbytes, 3 * rows.nbytes
     requests = nbytes = scratch = 0
     columns = prod([len(axis) for axis in cell if type(axis) is range])
     most_step = max([step.itemsize for step in layout.steps], default=0)

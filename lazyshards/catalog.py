@@ -122,7 +122,7 @@ def _use_manifest(found: Found, policy: str) -> Layout:
                 'leave out manifest="require"'
             )
         layout = _inspect(found)
-        manifests.save(layout, folder=found.folder or None)
+        save_manifest(layout, folder=found.folder or None)
         return replace(layout, manifest="a new one was written")
     stale = ""
     saved: Manifest | None = None
@@ -227,6 +227,8 @@ def save_manifest(layout: Layout, *, content: bool = False, folder: str | None =
     folder : str, optional
         Directory of the manifest, with the separator; by default that which all shards lie in.
     """
+    if find_format(layout.format).directories:
+        raise LayoutError(f"{layout.format} stores have no manifest: one listing does not tell whether a chunk changed")
     if not content:
         return manifests.save(layout, folder=folder)
     algorithm = best_algorithm()

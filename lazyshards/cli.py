@@ -1,4 +1,4 @@
-"""The command line: ``lazyshards info | head | plan | doctor | demo``."""
+"""The command line: ``lazyshards info | head | plan | index | verify | convert | doctor | demo``."""
 
 import argparse
 import contextlib
@@ -16,6 +16,7 @@ from typing import TextIO
 import numpy as np
 
 from lazyshards._version import __version__
+from lazyshards.commands import add_commands
 from lazyshards.dataset import ShardedDataset, open_shards
 from lazyshards.display import hide_secrets, printable, shards_text
 from lazyshards.engines import engine_names
@@ -41,18 +42,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        0; 1 for an error that the message on stderr explains; 2 for a wrong command line; 130 after Ctrl-C; 141 if
-        the reader of the output went away.
+        0; 1 for an error that the message on stderr explains, or faults that ``verify`` found; 2 for a wrong command
+        line; 130 after Ctrl-C; 141 if the reader of the output went away.
     """
     parser = _parser()
     try:
         options = parser.parse_args(_guard_index(sys.argv[1:] if argv is None else list(argv)))
     except SystemExit as exc:  # argparse ends the process, also after --help
         return exc.code if isinstance(exc.code, int) else 2
-    command: Callable[[argparse.Namespace], None] = options.command
+    command: Callable[[argparse.Namespace], int | None] = options.command
     try:
         with _plain_warnings():
-            command(options)
+            status = command(options)
             sys.stdout.flush()
     except KeyboardInterrupt:
         return _INTERRUPTED
@@ -61,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _PIPE_CLOSED
     except (LazyShardsError, OSError, ValueError, MemoryError) as exc:
         return _fail(exc)
-    return 0
+    return status or 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -89,6 +90,8 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("path", metavar="PATH", help="directory, glob (in quotes) or file")
     plan.add_argument("index", metavar="INDEX", type=_index, help="as between NumPy's brackets: 1_000:5_000 or ..., 3")
     plan.set_defaults(command=_plan)
+
+    add_commands(commands, opening)
 
     doctor = commands.add_parser("doctor", help="say what was found on this machine, and what is missing")
     doctor.add_argument("--json", action="store_true", help="for programs")

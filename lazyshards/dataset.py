@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from hashlib import blake2b
 from typing import Any, overload
 
@@ -11,7 +12,8 @@ import numpy.typing as npt
 from lazyshards import catalog, display
 from lazyshards.batches import Batches
 from lazyshards.bundle import Bundle, zip_shards
-from lazyshards.engines import Array, Engine, check_engine_name, choose_engine, find_engine
+from lazyshards.engines import Array, Engine, check_engine_name, choose_engine, find_engine, wanted_engine
+from lazyshards.engines.ranks import is_first_rank, layout_facts, together
 from lazyshards.errors import EngineError, LazyShardsError, ShardChangedError, UnsupportedDtypeError
 from lazyshards.functions import keep_function
 from lazyshards.layout import Layout, Shard, native_dtype
@@ -126,16 +128,21 @@ def open_shards(
             }
             each = {key: {**alike, **options, name: one} for key, one in named.items()}
             return zip_shards(**{key: open_shards(path, **given) for key, given in each.items()})
-    layout = catalog.scan(
-        path,
-        format=format,
-        order=order,
-        holes=holes,
-        on_change=on_change,
-        storage_options=storage_options,
-        dtype=dtype,
-        manifest=manifest,
-        options=options,
+    layout = together(
+        lambda: catalog.scan(
+            path,
+            format=format,
+            order=order,
+            holes=holes,
+            on_change=on_change,
+            storage_options=storage_options,
+            dtype=dtype,
+            manifest=manifest,
+            options=options,
+        ),
+        layout_facts,
+        wanted_engine(engine),
+        what=f"opening {path!r:.200}",
     )
     return ShardedDataset(layout, select_all(layout.rows, layout.row_shape), engine)
 
@@ -540,7 +547,7 @@ class ShardedDataset:
             block_rows=block_rows,
             window_blocks=window_blocks,
             transform=transform,
-            progress=progress,
+            progress=progress and is_first_rank(),
         )
 
     def batch_source(self, engine: str | None = None) -> ViewSource:
@@ -621,7 +628,8 @@ class ShardedDataset:
             text += f"\n{'mapped by':16}{self._layout.maps_text}"
         if self._layout.cast_from:
             text += f"\n{'elements':16}{self._layout.dtype_text}"
-        print(text)  # noqa: T201  # what it is for
+        if is_first_rank():
+            print(text)  # noqa: T201  # what it is for
 
 
 _REFRESHES = 3
@@ -633,7 +641,10 @@ def _execute(runner: Engine, plan: ReadPlan, out: Array | None) -> Array:
     if plan.layout.storage.on_change != "refresh":
         return runner.execute(plan, out=out)
     for left in reversed(range(_REFRESHES)):
-        plan = replace(plan, layout=catalog.refreshed(plan.layout))
+        layout = together(
+            partial(catalog.refreshed, plan.layout), layout_facts, runner.name, what="looking at the shards again"
+        )
+        plan = replace(plan, layout=layout)
         try:
             return runner.execute(plan, out=out)
         except ShardChangedError:

@@ -12,6 +12,7 @@
     ├── MapError                 RuntimeError       a function given to map() failed, or made something else
     ├── CapacityError            MemoryError        a result that does not fit, refused before anything is read
     ├── EngineError              RuntimeError       an engine used in a way that it cannot serve
+    ├── RankMismatchError        RuntimeError       ranks of one run that see different data, or ask for different things
     ├── EngineUnavailableError   ImportError        an engine that cannot run here, and what would install it
     ├── UnsupportedDtypeError    TypeError          a dtype or a number of axes that an engine or format lacks
     └── StateError               ValueError         an iterator state that does not belong to this dataset
@@ -33,6 +34,7 @@ __all__ = [
     "LazyShardsError",
     "LazyShardsWarning",
     "MapError",
+    "RankMismatchError",
     "SelectionError",
     "ShardChangedError",
     "ShardChangedWarning",
@@ -81,6 +83,10 @@ class CapacityError(LazyShardsError, MemoryError):
 
 class EngineError(LazyShardsError, RuntimeError):
     """An engine used in a way that it cannot serve: another thread, inside a task, a wrong ``out``."""
+
+
+class RankMismatchError(LazyShardsError, RuntimeError):
+    """Ranks of one Legate run that see different data, or ask for different things: raised on all of them."""
 
 
 class EngineUnavailableError(LazyShardsError, ImportError):

@@ -17,7 +17,7 @@ from lazyshards.layout import native_dtype
 from lazyshards.manifest import Manifest
 from lazyshards.storage import Entry, Stamp, Storage, open_storage
 
-__all__ = ["Found", "locate", "natural_key"]
+__all__ = ["Found", "check_holes", "locate", "natural_key"]
 
 _STRAY_SUFFIXES = frozenset(
     (".crc", ".tmp", ".temp", ".part", ".partial", ".swp", ".swo", ".bak", ".lock", ".md5", ".sha256")
@@ -288,6 +288,19 @@ def _arrange(paths: list[str], place: str, order: str, holes: str) -> list[str]:
     if numbers == sorted(numbers):
         return ordered
     return [path for _, path in sorted(zip(numbers, ordered, strict=True))]
+
+
+def check_holes(paths: Sequence[str], place: str, order: str) -> None:
+    """Raise LayoutError if the names of shards skip a number, or have one twice.
+
+    Parameters
+    ----------
+    paths : sequence of str
+    place : str
+        Where they are, for the message.
+    order : {"natural", "name"}
+    """
+    _arrange(list(dict.fromkeys(paths)), place, order, "raise")
 
 
 def _single_number(paths: list[str]) -> tuple[list[int], tuple[str, str]] | None:

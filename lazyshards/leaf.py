@@ -5,15 +5,18 @@ from typing import TypeGuard
 import numpy as np
 import numpy.typing as npt
 
-from lazyshards.access import Access, Index, accesses, mapped_rows
+from lazyshards.access import Access, Index, accesses, is_gathered, mapped_rows
 from lazyshards.errors import LazyShardsError, MapError, ShardReadError
 from lazyshards.formats import find_format
 from lazyshards.layout import Decoded, Extents, Layout, Packed, Planes, Shard
 from lazyshards.selection import Cell, Rows, cell_index, is_whole
 from lazyshards.storage.base import Part
+from lazyshards.storage.gather import gather_into
 
 __all__ = ["fill"]
 
+_FEW_SHARDS = 256
+"""Shards whose files are mapped together, whichever of them are read."""
 _MOST_PARTS = 4096
 """Reads that are handed to the storage together at most."""
 
@@ -44,6 +47,8 @@ def fill(out: npt.NDArray[np.generic], rows: Rows, layout: Layout, cell: Cell) -
     contiguous = out.flags.c_contiguous
     if contiguous and _lies_packed(rows, layout, cell):
         layout.storage.fetch_into(_packed_parts(out, rows, layout))
+        return
+    if contiguous and is_gathered(rows, layout, cell) and _gather(out, rows, layout):
         return
     queue = _Queue(out, layout)
     shards = layout.shards
@@ -90,6 +95,15 @@ def _packed_parts(out: npt.NDArray[np.generic], rows: range, layout: Layout) -> 
             first = until
         shard, start = shard + 1, end
     return parts
+
+
+def _gather(out: npt.NDArray[np.generic], rows: npt.NDArray[np.int64], layout: Layout) -> bool:
+    """Fill ``out`` from memory maps and return whether that was possible."""
+    if len(layout) > _FEW_SHARDS:
+        layout, moved = layout.narrow(rows)
+        assert isinstance(moved, np.ndarray)
+        rows = moved
+    return gather_into(out, rows, layout.root, layout.names, layout.stamps, layout.ends, layout.offsets)
 
 
 class _Queue:

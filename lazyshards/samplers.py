@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from lazyshards.native import find_library
 from lazyshards.selection import Rows
 
 __all__ = [
@@ -100,7 +101,13 @@ class KeyedPermutation:
         """
         if self._table is not None:
             return self._table[positions]
-        return self._walk(positions, self._encrypt)
+        library = find_library()
+        if library is None:
+            return self._walk(positions, self._encrypt)
+        values, keys = np.array(positions, np.int64), np.array(self._keys)
+        where = values.ctypes.data, values.size, self.size, self._side, keys.ctypes.data, len(keys)
+        library.lazyshards_permute(*where)
+        return values
 
     def inverse(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return which position goes to each of ``positions``."""

@@ -1,5 +1,6 @@
 """What batches are taken from: rows of a view, begun to be read by an engine."""
 
+import time
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from math import prod
@@ -9,12 +10,25 @@ import numpy.typing as npt
 
 from lazyshards import catalog
 from lazyshards.engines import Engine, PendingResult, draw_seed
+from lazyshards.engines.ranks import layout_facts, together
 from lazyshards.layout import Layout
-from lazyshards.plan import ReadPlan, compile_plan
+from lazyshards.plan import SMALL_NBYTES, ReadPlan, compile_plan
 from lazyshards.samplers import Order, Shuffle
 from lazyshards.selection import Rows, Selection
 
+try:
+    import resource
+except ImportError:  # not on every system
+    resource = None  # type: ignore[assignment]
+
 __all__ = ["ViewSource"]
+
+_QUICK_SECONDS = 1e-3
+"""Seconds in which a batch is read at once: to hand it to another thread and back takes about as long."""
+_PATIENCE = 16
+"""Batches after which it is tried again whether reading at once is quick."""
+_FEW_SHARDS = 256
+"""Shards of a layout that is taken as it is."""
 
 
 class ViewSource:
@@ -36,6 +50,8 @@ class ViewSource:
         self._engine = engine
         self.fingerprint = fingerprint
         self.size = len(selection.rows)
+        self._is_quick = True
+        self._slow_turns = 0
         self.row_nbytes = prod(selection.cell_shape) * layout.dtype.itemsize
 
     @property
@@ -52,7 +68,7 @@ class ViewSource:
 
     def draw_seed(self) -> int:
         """Return a random seed, the same on every rank."""
-        return draw_seed()
+        return draw_seed(self._engine.name)
 
     def edges(self) -> npt.NDArray[np.int64]:
         """Return the rows of the view at which a run of rows of one shard begins, and the number of rows."""
@@ -71,8 +87,19 @@ class ViewSource:
         """Begin to read rows of the view."""
         plan = self._plan(rows)
         if self._layout.storage.on_change == "refresh":
-            plan = replace(plan, layout=catalog.refreshed(plan.layout))
-        return self._engine.begin(plan)
+            layout = together(
+                lambda: catalog.refreshed(plan.layout), layout_facts, self._engine.name, what="looking at the shards again"
+            )
+            plan = replace(plan, layout=layout)
+        if not self._is_quick:
+            # What was on a device may be in memory by now: see every so often.
+            self._slow_turns += 1
+            self._is_quick = self._slow_turns % _PATIENCE == 0
+            return self._engine.begin(plan)
+        began, waits = time.perf_counter(), _waits()
+        pending = self._engine.begin(plan, may_block=True)
+        self._is_quick = time.perf_counter() - began < _QUICK_SECONDS or _waits() == waits
+        return pending
 
     def cost(self, rows: Rows) -> tuple[int, int, int]:
         """Return the shards that rows touch, and the requests and bytes that reading them takes."""
@@ -86,5 +113,13 @@ class ViewSource:
         else:
             taken = wanted.start + wanted.step * rows if isinstance(wanted, range) else wanted[rows]
         part = Selection(taken, selection.cell)
-        nbytes = len(rows) * prod(part.cell_shape) * self._layout.dtype.itemsize
+        nbytes = len(rows) * self.row_nbytes
+        if nbytes <= SMALL_NBYTES and self._engine.name == "numpy" and len(self._layout) <= _FEW_SHARDS:
+            # One tile, on this machine: looking for the shards that it touches would take longer than it saves.
+            return ReadPlan(self._layout, taken, part.cell, part.cell_shape, max(1, len(rows)))
         return compile_plan(self._layout, part, self._engine.capacity(nbytes))
+
+
+def _waits() -> int:
+    """Return how often this thread waited so far, for a device say; being made to wait by other work does not count."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw if resource is not None else time.monotonic_ns()

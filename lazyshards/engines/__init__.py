@@ -7,7 +7,7 @@ import warnings
 
 import numpy as np
 
-from lazyshards.engines import bringup
+from lazyshards.engines import bringup, ranks
 from lazyshards.engines.base import Array, Engine, PendingResult
 from lazyshards.engines.threads import ThreadEngine
 from lazyshards.errors import EngineFallbackWarning, UnsupportedDtypeError
@@ -23,6 +23,7 @@ __all__ = [
     "engine_names",
     "find_engine",
     "set_engine",
+    "wanted_engine",
 ]
 
 _NAMES = ("auto", "cupy", "legate", "numpy")
@@ -112,6 +113,18 @@ def auto_engine() -> tuple[str, str]:
     return decided
 
 
+def wanted_engine(name: str | None) -> str:
+    """Return the engine that a dataset of a usual dtype would take; starts nothing, and checks nothing.
+
+    Parameters
+    ----------
+    name : str or None
+        What was asked for, as for `choose_engine`.
+    """
+    name = name or _preferred or check_engine_name(os.environ.get("LAZYSHARDS_ENGINE") or None) or "auto"
+    return auto_engine()[0] if name == "auto" else name
+
+
 def choose_engine(name: str | None, dtype: np.dtype[np.generic], ndim: int, *, warn: bool = False) -> str:
     """Return the engine that an array takes: the one asked for, else the process's.
 
@@ -140,7 +153,7 @@ def choose_engine(name: str | None, dtype: np.dtype[np.generic], ndim: int, *, w
         reason = _why_not_legate(dtype, ndim)
         if reason is None:
             return name
-        if warn:
+        if warn and ranks.is_first_rank():
             warnings.warn(
                 f'the result is a NumPy array, not a cuPyNumeric one: {reason}; say engine="numpy" to have it so',
                 EngineFallbackWarning,
@@ -163,11 +176,12 @@ def _why_not_legate(dtype: np.dtype[np.generic], ndim: int) -> str | None:
     return why_not_legate(dtype, ndim)
 
 
-def draw_seed() -> int:
-    """Return a random seed of 62 bits: one and the same on every rank of a Legate run, which all must call it."""
-    started = bringup.started()
-    if started is not None and started.node_count > 1:
-        from lazyshards.engines.legate import draw_shared
+def draw_seed(engine: str) -> int:
+    """Return a random seed of 62 bits: if the engine is Legate, one and the same on every rank, which all must call it.
 
-        return draw_shared()
-    return secrets.randbits(62)
+    Parameters
+    ----------
+    engine : str
+        What will read in an order of that seed.
+    """
+    return ranks.agree(secrets.randbits(62), engine)

@@ -48,8 +48,12 @@ class Engine(Protocol):
         """
         ...
 
-    def begin(self, plan: ReadPlan) -> PendingResult:
-        """Begin to run the plan, to be waited for later; called between entering and leaving `reading`."""
+    def begin(self, plan: ReadPlan, *, may_block: bool = False) -> PendingResult:
+        """Begin to run the plan, to be waited for later; called between entering and leaving `reading`.
+
+        What takes no longer than handing it to another thread may be read at once if ``may_block``; its error, too, is
+        raised when it is waited for.
+        """
         ...
 
     def reading(self) -> AbstractContextManager[None]:

@@ -25,7 +25,17 @@ import numpy as np
 
 from lazyshards.errors import EngineUnavailableError
 
-__all__ = ["Started", "default_config", "find_driver", "start", "started", "stub_path", "why_unavailable"]
+__all__ = [
+    "Started",
+    "default_config",
+    "find_driver",
+    "has_networks",
+    "is_child_of_rank",
+    "start",
+    "started",
+    "stub_path",
+    "why_unavailable",
+]
 
 _DRIVER = "libcuda.so.1"
 _STUB_MARK = "lazyshards_cuda_stub"  # the symbol that tells the stub from a driver
@@ -68,6 +78,9 @@ class Started:
     processors: Mapping[str, int]
     """Processors of all ranks by kind: "cpu", "omp", "gpu"."""
 
+
+_RANK_PROCESS = "LAZYSHARDS_RANK_PROCESS"
+"""Holds, in a process that Legate's launcher started and in its children, which process that was."""
 
 _started: Started | None = None
 _failure: str | None = None  # why the one attempt of this process failed
@@ -127,6 +140,11 @@ def why_unavailable() -> str | None:
         return f"lazyshards starts Legate on Linux only, and this is {sys.platform}: the NumPy engine serves here."
     if missing := [name for name in ("legate", "cupynumeric") if not _is_installed(name)]:
         return f"{' and '.join(missing)} not installed for {sys.executable}: {_INSTALL}"
+    if is_child_of_rank():
+        return (
+            "this process is a child of one that is a rank of a Legate run, and would wait for the other ranks for ever "
+            f"if it started Legate: the NumPy engine serves here; to start a run of its own, unset {_RANK_PROCESS}."
+        )
     if threading.current_thread() is not threading.main_thread():
         return (
             f"Legate must be started on the main thread, and this is {threading.current_thread().name!r}: "
@@ -162,6 +180,23 @@ def stub_path() -> Path | None:
     """Return the stand-in for the driver that came with the wheel, or None if it was built without one."""
     path = Path(__file__).resolve().parents[1] / "_native" / "libcuda_stub.so"
     return path if path.is_file() else None
+
+
+def is_child_of_rank() -> bool:
+    """Return whether this process was started by one that is a rank of a Legate run, whose environment it inherited."""
+    return os.environ.get(_RANK_PROCESS, str(os.getpid())) != str(os.getpid())
+
+
+def has_networks() -> bool:
+    """Return whether the Legate that is installed can be several processes; imports nothing."""
+    spec = importlib.util.find_spec("legate")
+    folders = spec.submodule_search_locations if spec is not None else None
+    for folder in folders or []:
+        # Written when Legate is built; the same for wheels and conda packages.
+        for line in _lines(Path(folder) / "install_info.py"):
+            if line.startswith("networks"):
+                return any(quoted.strip() for quoted in line.split('"')[1::2])
+    return False
 
 
 def default_config() -> str:
@@ -317,6 +352,8 @@ def _inspect(*, adopted: bool, driver: str | None, stub: Path | None, config: st
     core = importlib.import_module("legate.core")
     cupynumeric = importlib.import_module("cupynumeric")
     runtime, kinds = core.get_legate_runtime(), core.TaskTarget
+    if runtime.node_count > 1:
+        os.environ[_RANK_PROCESS] = str(os.getpid())
     machine = runtime.get_machine()
     if hasattr(runtime, "realm_config"):
         pools = runtime.realm_config()

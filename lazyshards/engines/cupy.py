@@ -45,7 +45,7 @@ class CupyEngine:
             staging.fill_device(out[tile], plan.rows[tile], plan.layout, plan.cell)
         return out
 
-    def begin(self, plan: ReadPlan) -> "_Later":
+    def begin(self, plan: ReadPlan, *, may_block: bool = False) -> "_Later":
         """Return a result that is read when it is waited for: one GPU, one stream."""
         return _Later(self, plan)
 

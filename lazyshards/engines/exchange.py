@@ -4,6 +4,7 @@ Legate itself carries them, in a launch of one point for each rank, so that no o
 and nothing can overtake what was launched before.
 """
 
+import functools
 import sys
 from typing import Any
 
@@ -37,24 +38,35 @@ def _tell(ctx: TaskContext, out: OutputStore, message: bytes) -> None:
         np.asarray(out)[...] = row
 
 
+@functools.cache
+def _board(width: int) -> tuple[Any, Any]:
+    """Return where messages are written, and its partition, a row for each rank: made anew it takes twice as long."""
+    store = get_legate_runtime().create_store(legate_types.uint8, (_started.node_count, width))
+    return store, store.partition_by_tiling((1, width))
+
+
+# At the end of the process the boards must be gone before Legate is.
+get_legate_runtime().add_shutdown_callback(_board.cache_clear)
+
+
 def exchange(message: bytes, width: int) -> list[bytes]:
     """Return what every rank gave, by rank. Every rank must call it, in the same place of the program.
 
     Parameters
     ----------
     message : bytes
-        What this rank gives, at most ``width`` bytes of it.
+        What this rank gives; what goes beyond ``width`` bytes is cut off.
     width : int
         The same on every rank.
     """
     message = message[:width]
     head = (_started.node_id + 1).to_bytes(4, sys.byteorder) + len(message).to_bytes(4, sys.byteorder)
-    runtime = get_legate_runtime()
-    shape = (_started.node_count, _HEAD_NBYTES + width)
-    store = runtime.create_store(legate_types.uint8, shape)
-    launch: Any = runtime.create_manual_task(_tell.library, _tell.task_id, shape[:1])
-    launch.add_output(store.partition_by_tiling((1, shape[1])))
-    launch.add_scalar_arg((head + message).ljust(shape[1], b"\0"), legate_types.binary_type(shape[1]))
+    store, rows = _board(_HEAD_NBYTES + width)
+    launch: Any = get_legate_runtime().create_manual_task(_tell.library, _tell.task_id, (_started.node_count,))
+    launch.add_output(rows)
+    launch.add_scalar_arg(
+        (head + message).ljust(_HEAD_NBYTES + width, b"\0"), legate_types.binary_type(len(head) + width)
+    )
     with collector_off():
         launch.execute()
         table = np.array(store.get_physical_store())
@@ -62,5 +74,5 @@ def exchange(message: bytes, width: int) -> list[bytes]:
     for row in table:
         number, length = row[:_HEAD_NBYTES].view(np.uint32).tolist()
         told[number - 1] = bytes(row[_HEAD_NBYTES : _HEAD_NBYTES + length])
-    assert len(told) == shape[0], f"points of one launch ran on ranks {sorted(told)} only, of {shape[0]}"
-    return [told[rank] for rank in range(shape[0])]
+    assert len(told) == _started.node_count, f"the points ran on ranks {sorted(told)} of {_started.node_count} only"
+    return [told[rank] for rank in range(_started.node_count)]

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from lazyshards import errors
-from lazyshards.engines import bringup
+from lazyshards.engines import bringup, ranks
 from lazyshards.engines.collector import collect_if_due, collector_off
 from lazyshards.engines.dtypes import why_not_legate
 from lazyshards.engines.ledger import Ledger, find_pool
@@ -81,6 +81,11 @@ class LegateEngine:
         nbytes, count = _started.sysmem_nbytes, _started.node_count
         if _on_gpu():
             nbytes, count = _started.fbmem_nbytes, _worker_count()
+        self._unchecked = 0
+        if _started.node_count > 1:
+            ranks.end_together()
+            # The pools are taken for equal, so that what does not fit is refused on every rank or on none.
+            nbytes = min(map(int, ranks.gather(str(nbytes or 0))))
         self._ledger = Ledger(nbytes * count) if nbytes else None
 
     def why_not(self, dtype: np.dtype[np.generic], ndim: int) -> str | None:
@@ -106,32 +111,41 @@ class LegateEngine:
         _check_caller()
         if out is not None:
             _check_out(out, plan)
+        if _started.node_count > 1:
+            ranks.check_same("what is computed", ranks.plan_facts(plan))
         if not plan.tile_count:
             return cupynumeric.empty(plan.shape, plan.dtype) if out is None else out
         if out is None and _is_read_here(plan):
-            buffer = np.empty(plan.shape, plan.dtype)
-            fill(buffer, plan.rows, plan.layout, plan.cell)
+            buffer = ranks.together(lambda: _read_here(plan), lambda _: {}, "legate", what="reading a result")
             if why_not_legate(plan.dtype, buffer.ndim) is not None:
                 buffer = buffer[0]  # one row, whose own axes are as many as Legate holds
             return cupynumeric.asarray(buffer)
         with collector_off():
             return self._launch(plan, out).result()
 
-    def begin(self, plan: ReadPlan) -> "_Launched | _Handed":
+    def begin(self, plan: ReadPlan, *, may_block: bool = False) -> "_Launched | _Handed":
         """Begin to read the plan: on threads where all memory is this process's, else in a launch."""
         _check_caller()
+        if self._unchecked and _started.node_count > 1:
+            # Only the first of an iteration: all others follow from the same order, seed and batch size.
+            self._unchecked -= 1
+            ranks.check_same("the first of the batches that follow", ranks.plan_facts(plan))
         if _shares_instance() or not plan.tile_count:
-            return _Handed(self, plan, _threads.begin(plan))
-        return self._launch(plan, None)
+            return _Handed(self, plan, _threads.begin(plan, may_block=may_block))
+        return self._launch(plan, None, ahead=True)
 
     def reading(self) -> contextlib.AbstractContextManager[None]:
         """Return what must be entered while leaves run: the cyclic collector may not drop Legate's arrays on theirs."""
+        self._unchecked += 1
         return collector_off()
 
-    def _launch(self, plan: ReadPlan, out: Any) -> "_Launched":
+    def _launch(self, plan: ReadPlan, out: Any, *, ahead: bool = False) -> "_Launched":
         result = out
         if out is None:
-            if plan.nbytes > SMALL_NBYTES:
+            if ahead:
+                # Keeps launches from running far ahead of the freeing, and waits for none of those under way.
+                get_legate_runtime().issue_mapping_fence()
+            elif plan.nbytes > SMALL_NBYTES:
                 # What was dropped gives its memory back only once Legate has dealt with it.
                 get_legate_runtime().issue_execution_fence(block=True)
             result = cupynumeric.empty(plan.shape, plan.dtype)
@@ -248,6 +262,12 @@ def _is_read_here(plan: ReadPlan) -> bool:
     if why_not_legate(plan.dtype, len(plan.shape)) is not None:
         return True
     return plan.tile_count == 1 and plan.nbytes <= SMALL_NBYTES and _started.node_count == 1
+
+
+def _read_here(plan: ReadPlan) -> np.ndarray[Any, np.dtype[np.generic]]:
+    buffer = np.empty(plan.shape, plan.dtype)
+    fill(buffer, plan.rows, plan.layout, plan.cell)
+    return buffer
 
 
 def _launch(plan: ReadPlan, store: Any) -> Any:

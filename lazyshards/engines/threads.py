@@ -1,10 +1,12 @@
 """The NumPy engine: one result in memory, tiles filled by a pool of threads."""
 
 import contextlib
+import ctypes
 import mmap
 import os
 import threading
-from collections.abc import Sequence
+import weakref
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from math import prod
 
@@ -21,6 +23,8 @@ __all__ = ["PendingArray", "ThreadEngine", "allocate", "cpu_count"]
 
 _HUGE_NBYTES = 2 << 20
 """Size of a huge page on x86-64 and 64-bit Arm; smaller results gain nothing from the advice."""
+_LEAST_KEPT_NBYTES, _MOST_KEPT_NBYTES, _MOST_KEPT = 64 << 10, 256 << 20, 4
+"""Bytes of the least and the largest batch whose memory is used again, and how many of one size are kept."""
 
 
 def cpu_count() -> int:
@@ -77,13 +81,25 @@ class ThreadEngine:
         with self.reading():
             return self._submit(plan, out).result()
 
-    def begin(self, plan: ReadPlan) -> "PendingArray":
-        """Begin to read the plan on threads."""
-        return self._submit(plan, allocate(plan.shape, plan.dtype))
+    def begin(self, plan: ReadPlan, *, may_block: bool = False) -> "PendingArray":
+        """Begin to read the plan on threads, or read it here if it is one tile and that may be."""
+        out = _buffers.take(plan.shape, plan.dtype)
+        if not may_block or plan.tile_count > 1:
+            return self._submit(plan, out)
+        done: Future[None] = Future()
+        try:
+            fill(out, plan.rows, plan.layout, plan.cell)
+        except Exception as exc:  # noqa: BLE001  # it is raised when the result is asked for
+            done.set_exception(exc)
+        else:
+            done.set_result(None)
+        return PendingArray(out, [done])
 
-    def reading(self) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
         """Return what must be entered while threads read: where Legate runs, they may not collect its arrays."""
-        return collector_off() if bringup.started() is not None else contextlib.nullcontext()
+        with _buffers, collector_off() if bringup.started() is not None else contextlib.nullcontext():
+            yield
 
     @staticmethod
     def _submit(plan: ReadPlan, out: npt.NDArray[np.generic]) -> "PendingArray":
@@ -126,6 +142,50 @@ class PendingArray:
         wait(self._futures)
 
 
+class _Buffers:
+    """Memory of results that were dropped, kept for the next ones while somebody reads one after the other.
+
+    Fresh memory costs a page fault for every 4 KiB, which is more than copying a small row into it.
+    """
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[npt.NDArray[np.generic]]] = {}
+        self._readers = 0
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._readers += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._readers -= 1
+            if not self._readers:
+                self._free = {}
+
+    def take(self, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> npt.NDArray[np.generic]:
+        """Return an uninitialised array whose memory comes back when nobody uses it any more."""
+        nbytes = prod(shape) * dtype.itemsize
+        if not _LEAST_KEPT_NBYTES <= nbytes <= _MOST_KEPT_NBYTES:
+            return allocate(shape, dtype)
+        free = self._free.get(nbytes)
+        try:
+            memory = free.pop() if free else allocate((nbytes,), np.dtype(np.uint8))
+        except IndexError:  # another thread was quicker
+            memory = allocate((nbytes,), np.dtype(np.uint8))
+        # What every view of the array refers to, and what can be seen to go.
+        owner = (ctypes.c_char * nbytes).from_buffer(memory)
+        weakref.finalize(owner, self._give_back, memory).atexit = False
+        return np.frombuffer(owner, np.uint8).view(dtype).reshape(shape)
+
+    def _give_back(self, memory: npt.NDArray[np.generic]) -> None:
+        """Keep memory, or let it go; takes no lock, since it may be called anywhere."""
+        if self._readers:
+            free = self._free.setdefault(memory.nbytes, [])
+            if len(free) < _MOST_KEPT:
+                free.append(memory)
+
+
 def _check_out(out: object, plan: ReadPlan) -> None:
     if not isinstance(out, np.ndarray):
         raise EngineError(f"out is a {type(out).__name__}, expected a numpy.ndarray for the numpy engine")
@@ -137,6 +197,7 @@ def _check_out(out: object, plan: ReadPlan) -> None:
         raise EngineError("out is read-only, expected a writable array")
 
 
+_buffers = _Buffers()
 _lock = threading.Lock()
 _executor: ThreadPoolExecutor | None = None
 

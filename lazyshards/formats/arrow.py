@@ -27,7 +27,8 @@ from lazyshards.formats.arrow_schema import (
     plain_dtype,
 )
 from lazyshards.formats.base import Fault
-from lazyshards.formats.tables import ColumnError, Options, Scratch, Table, View, agree, parse_options
+from lazyshards.formats.columns import ColumnError, Scratch, View
+from lazyshards.formats.tables import Options, Table, agree, parse_options
 from lazyshards.layout import Decoded, Extent, Extents, Packed, Shard, Source
 from lazyshards.selection import Cell
 from lazyshards.storage.base import Stamp, Storage

@@ -29,8 +29,12 @@ __all__ = [
 ]
 
 MAGIC = b"ARROW1"
-SCHEMA, DICTIONARY, BATCH = 1, 2, 3
-"""Kinds of messages."""
+SCHEMA = 1
+"""The kind of a message that holds the schema."""
+DICTIONARY = 2
+"""The kind of one that holds values of a dictionary."""
+BATCH = 3
+"""The kind of one that holds rows."""
 _CONTINUATION = b"\xff\xff\xff\xff"
 _TAIL_NBYTES = 10
 """Bytes at the end of a file: the footer's length, and the magic."""

@@ -1,4 +1,4 @@
-"""Rows of an Arrow file: the buffers of the wanted columns are read, decompressed and turned into rows, nothing else."""
+"""Rows of an Arrow file: the buffers of the wanted columns are read, decompressed and turned into rows."""
 
 from collections.abc import Mapping, Sequence
 from math import prod
@@ -17,7 +17,7 @@ from lazyshards.formats.arrow_schema import (
     load_pyarrow,
     plain_dtype,
 )
-from lazyshards.formats.tables import Column, ColumnError, Scratch, View, values_of, write_rows, write_strip
+from lazyshards.formats.columns import Column, ColumnError, Scratch, View, values_of, write_rows, write_strip
 from lazyshards.layout import Shard
 from lazyshards.selection import Cell
 from lazyshards.storage.base import Part, Storage

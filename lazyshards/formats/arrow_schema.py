@@ -21,7 +21,8 @@ from lazyshards.formats.arrow_headers import (
     scan_headers,
 )
 from lazyshards.formats.base import Fault
-from lazyshards.formats.tables import Cache, Field, describe_type, numpy_type
+from lazyshards.formats.columns import numpy_type
+from lazyshards.formats.tables import Cache, Field, describe_type
 from lazyshards.layout import Shard
 from lazyshards.storage.base import Storage
 
@@ -97,6 +98,7 @@ def load_pyarrow() -> Any:
 
 
 def first_line(exc: BaseException) -> str:
+    """Return the first line of what an error says."""
     return (str(exc).strip() or type(exc).__name__).splitlines()[0]
 
 
@@ -184,7 +186,7 @@ def _span(kind: Any) -> tuple[int, int] | None:
 
 
 def make_index(scan: Scan, schemas: dict[bytes, Schema]) -> Index:
-    """Return the headers of a file, its schema parsed; ``schemas`` are those of other files, to which a new one is added."""
+    """Return the headers of a file, its schema parsed; ``schemas`` are those known, a new one is added."""
     schema = _parse_schema(scan.schema, schemas)
     batches = [message for message in scan.messages if message.kind == BATCH and message.rows]
     dictionaries = [message for message in scan.messages if message.kind == DICTIONARY]
@@ -267,6 +269,7 @@ def leaf_type(kind: Any) -> Any:
 
 
 def has_offsets(kind: Any) -> bool:
+    """Return whether a column holds lists whose lengths are told by offsets."""
     return str(kind).startswith(("list<", "large_list<"))
 
 

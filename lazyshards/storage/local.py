@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from lazyshards.errors import ShardReadError
+from lazyshards.native import find_library
 from lazyshards.storage.base import Entry, Head, OnChange, Part, Stamp
 from lazyshards.storage.changes import report_change
 
@@ -116,6 +117,11 @@ class LocalStorage:
                     "restore the file, then open the dataset again"
                 )
             i = j
+
+    @property
+    def gathers(self) -> bool:
+        """Whether single rows are copied out of memory maps: then reading what lies between them gains nothing."""
+        return self.on_change == "raise" and find_library() is not None
 
     def open(self, path: str) -> BinaryIO:
         """Return the file, open for reading."""

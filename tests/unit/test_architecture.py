@@ -14,7 +14,7 @@ import lazyshards
 ROOT = Path(lazyshards.__file__).parent
 
 LAYERS = [
-    {"errors", "_version"},
+    {"errors", "native", "_version"},
     {"selection", "storage", "functions"},
     {"layout", "hashing"},
     {"access", "details"},

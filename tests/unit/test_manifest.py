@@ -385,7 +385,8 @@ def test_small_slices_cost_the_same(large, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name", ["../other/x.npy", "/etc/passwd", "a/../../x.npy", "..", ".", "", "a//b", "./a", "a/.", "s3://b/x.npy", "a/.."]
+    "name",
+    ["../other/x.npy", "/etc/passwd", "a/../../x.npy", "..", ".", "", "a//b", "./a", "a/.", "s3://b/x.npy", "a/.."],
 )
 def test_paths_cannot_leave_the_root(indexed, name):
     """A path that could mean a file outside the manifest's directory is refused."""

@@ -1,4 +1,6 @@
+import re
 import textwrap
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +15,8 @@ from lazyshards.storage.base import Part
 from lazyshards.testing import FormatConformance, assert_same, example_array
 
 pytestmark = pytest.mark.usefixtures("on_numpy")
+
+PAGE = Path(lazyshards.__file__).parents[1] / "docs" / "how_to" / "your_own_format.md"
 
 
 class XorFormat:
@@ -280,6 +284,23 @@ def test_unknown_suffix_is_still_unknown(tmp_path):
     (tmp_path / "s0.zzz").write_bytes(b"1")
     with pytest.raises(ShardsNotFoundError):
         open_shards(tmp_path)
+
+
+@pytest.mark.skipif(not PAGE.exists(), reason="the documentation is not in the installed package")
+def test_the_format_of_the_page_conforms(child):
+    """The format that the documentation builds passes the suite that it shows."""
+    code = "\n".join(re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL))
+    child(
+        """
+        import sys
+        from pathlib import Path
+        import pytest
+        Path("test_page.py").write_text(sys.argv[1], encoding="utf-8")
+        sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "test_page.py"]))
+        """,
+        code,
+        LAZYSHARDS_ENGINE="numpy",
+    )
 
 
 def test_public():

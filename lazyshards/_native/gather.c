@@ -1,0 +1,254 @@
+/* Rows of mapped files, copied to one place after the other, by lazyshards.storage.gather.
+ *
+ * A read call for each row costs several times the copy of a small row; a copy out of a map costs the copy. But a
+ * mapped file that shrinks answers with SIGBUS, which ends the process. So while this library copies, a handler of its
+ * own ends the copy instead; at any other moment the signal goes where it would have gone.
+ *
+ * Only functions that glibc has had since 2.17 are used, and the file's status is asked for by its system call, so
+ * that the wheel that carries this library may say manylinux2014.
+ */
+
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/stat.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { DONE = 0, FAULT = -1, AHEAD = 16, LOOKS = 8, STRETCH = 64 };
+
+/* Nanoseconds a row above which the rows are not in the page cache; in it they take 50 to 500. */
+static const int64_t SLOW_NS = 5000;
+
+static __thread sigjmp_buf *copying __attribute__((tls_model("initial-exec")));
+static struct sigaction before;
+static volatile int passed_on;
+static volatile int installing;
+
+static void on_bus_error(int number, siginfo_t *info, void *context)
+{
+    (void)info;
+    (void)context;
+    sigjmp_buf *back = copying;
+    if (back) {
+        copying = 0;
+        siglongjmp(*back, 1);
+    }
+    /* Not ours: the handler from before gets it when the instruction is tried again; the second time nobody does. */
+    if (passed_on++) {
+        struct sigaction nobody;
+        memset(&nobody, 0, sizeof nobody);
+        nobody.sa_handler = SIG_DFL;
+        sigaction(number, &nobody, 0);
+    } else {
+        sigaction(number, &before, 0);
+    }
+}
+
+/* Make the handler ours, if it is not: others, such as faulthandler, may have put theirs in its place meanwhile. */
+static int guard(void)
+{
+    struct sigaction now;
+    int failed = 0;
+    while (__sync_lock_test_and_set(&installing, 1)) {
+    }
+    if (sigaction(SIGBUS, 0, &now)) {
+        failed = 1;
+    } else if (!(now.sa_flags & SA_SIGINFO) || now.sa_sigaction != on_bus_error) {
+        struct sigaction ours;
+        memset(&ours, 0, sizeof ours);
+        ours.sa_sigaction = on_bus_error;
+        ours.sa_flags = SA_SIGINFO | SA_NODEFER;
+        before = now;
+        failed = sigaction(SIGBUS, &ours, 0);
+    }
+    __sync_lock_release(&installing);
+    return failed;
+}
+
+static int same(int file, const char *path, const int64_t *stamp)
+{
+    struct statx status;
+    if (syscall(SYS_statx, file, path, *path ? 0 : AT_EMPTY_PATH, STATX_SIZE | STATX_MTIME | STATX_INO, &status)) {
+        return 0;
+    }
+    return (int64_t)status.stx_size == stamp[0]
+        && status.stx_mtime.tv_sec * 1000000000LL + status.stx_mtime.tv_nsec == stamp[1]
+        && (int64_t)(status.stx_ino & INT64_MAX) == stamp[2];
+}
+
+static int64_t now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000000000LL + now.tv_nsec;
+}
+
+/* Map a file that is the one meant; 0 if it is not, or cannot be. */
+char *lazyshards_map(const char *path, const int64_t *stamp)
+{
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    if (file < 0) {
+        return 0;
+    }
+    char *start = same(file, "", stamp) ? mmap(0, stamp[0], PROT_READ, MAP_SHARED, file, 0) : MAP_FAILED;
+    close(file);
+    if (start == MAP_FAILED) {
+        return 0;
+    }
+    /* Rows far apart: what lies around them is not wanted. What is wanted is asked for below. */
+    madvise(start, stamp[0], MADV_RANDOM);
+    return start;
+}
+
+void lazyshards_unmap(char *start, int64_t nbytes)
+{
+    munmap(start, nbytes);
+}
+
+/* Return where a row lies; the last file whose first row is not after it holds it. */
+static char *place(char *const *maps, const int64_t *ends, const int64_t *offsets, int64_t files, int64_t row,
+                   int64_t row_nbytes, int64_t *holder)
+{
+    int64_t low = 0, high = files;
+    while (low < high) {
+        int64_t middle = low + (high - low) / 2;
+        if (ends[middle] <= row) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    *holder = low;
+    return maps[low] + offsets[low] + (row - (low ? ends[low - 1] : 0)) * row_nbytes;
+}
+
+/* Return whether any of a few rows is not in the page cache. */
+static int looks_cold(char *const *places, int64_t rows, uintptr_t page)
+{
+    unsigned char resident;
+    int64_t step = rows / LOOKS ? rows / LOOKS : 1;
+    for (int64_t i = 0; i < rows; i += step) {
+        if (!mincore((void *)((uintptr_t)places[i] & ~(page - 1)), 1, &resident) && !(resident & 1)) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+/* Begin to read rows, all of them before the first is waited for. */
+static void ask(char *const *places, int64_t first, int64_t rows, int64_t row_nbytes, uintptr_t page)
+{
+    for (int64_t i = first; i < rows; i++) {
+        uintptr_t start = (uintptr_t)places[i], from = start & ~(page - 1);
+        madvise((void *)from, start + row_nbytes - from, MADV_WILLNEED);
+    }
+}
+
+/* Copy rows of files that follow one another: file k holds rows up to ends[k], the first at offsets[k] of its map.
+ * Then see that every file that was copied from is the one that was opened.
+ *
+ * `places` has room for a pointer a row, `touched` for a byte a file. Returns 0; -1 if a map gave way, in which case
+ * `out` is undefined; else 1 plus the number of a file that changed. */
+int64_t lazyshards_gather(char *const *maps, const char *const *paths, const int64_t *stamps, const int64_t *ends,
+                          const int64_t *offsets, int64_t files, const int64_t *wanted, int64_t rows,
+                          int64_t row_nbytes, char *out, char **places, char *touched)
+{
+    const uintptr_t page = sysconf(_SC_PAGESIZE);
+    volatile int asked = 0;
+    sigjmp_buf back;
+    if (guard()) {
+        return FAULT;
+    }
+    memset(touched, 0, files);
+    for (int64_t i = 0; i < rows; i++) {
+        int64_t holder;
+        places[i] = place(maps, ends, offsets, files, wanted[i], row_nbytes, &holder);
+        touched[holder] = 1;
+    }
+    if (looks_cold(places, rows, page)) {
+        ask(places, 0, rows, row_nbytes, page);
+        asked = 1;
+    }
+    if (sigsetjmp(back, 0)) {
+        return FAULT;
+    }
+    copying = &back;
+    for (int64_t first = 0; first < rows; first += STRETCH) {
+        int64_t last = rows - first < STRETCH ? rows : first + STRETCH;
+        int64_t began = asked ? 0 : now_ns();
+        for (int64_t i = first; i < last; i++) {
+            if (i + AHEAD < rows) {
+                const char *next = places[i + AHEAD];
+                for (int64_t line = 0; line < row_nbytes && line < 512; line += 64) {
+                    __builtin_prefetch(next + line);
+                }
+            }
+            memcpy(out + i * row_nbytes, places[i], row_nbytes);
+        }
+        if (!asked && now_ns() - began > (last - first) * (SLOW_NS + row_nbytes)) {
+            ask(places, last, rows, row_nbytes, page);
+            asked = 1;
+        }
+    }
+    copying = 0;
+    for (int64_t i = 0; i < files; i++) {
+        if (touched[i] && !same(AT_FDCWD, paths[i], stamps + 3 * i)) {
+            return i + 1;
+        }
+    }
+    return DONE;
+}
+
+static inline uint32_t turn(uint32_t one, uint32_t other, uint32_t key, uint64_t side)
+{
+    uint32_t mixed = other ^ key;
+    mixed *= 0x7FEB352Du;
+    mixed ^= mixed >> 15;
+    mixed *= 0x846CA68Bu;
+    mixed ^= mixed >> 16;
+    uint32_t sum = one + (uint32_t)((mixed * side) >> 32), less = sum - (uint32_t)side;
+    return less < sum ? less : sum;
+}
+
+/* Put in place of each value where lazyshards.samplers.KeyedPermutation takes it: the same network, in place.
+ * The number of rounds is even. */
+void lazyshards_permute(uint64_t *values, int64_t count, uint64_t size, uint64_t side, const uint32_t *keys,
+                        int64_t rounds)
+{
+    enum { LANES = 256 };
+    uint32_t left[LANES], right[LANES];
+    for (int64_t start = 0; start < count; start += LANES) {
+        int64_t lanes = count - start < LANES ? count - start : LANES;
+        uint64_t *some = values + start;
+        for (int64_t i = 0; i < lanes; i++) {
+            left[i] = some[i] / side;
+            right[i] = some[i] % side;
+        }
+        for (int64_t k = 0; k < rounds; k += 2) {
+            for (int64_t i = 0; i < lanes; i++) {
+                left[i] = turn(left[i], right[i], keys[k], side);
+            }
+            for (int64_t i = 0; i < lanes; i++) {
+                right[i] = turn(right[i], left[i], keys[k + 1], side);
+            }
+        }
+        for (int64_t i = 0; i < lanes; i++) {
+            some[i] = left[i] * side + right[i];
+            while (some[i] >= size) { /* hardly ever */
+                uint32_t one = some[i] / side, other = some[i] % side;
+                for (int64_t k = 0; k < rounds; k += 2) {
+                    one = turn(one, other, keys[k], side);
+                    other = turn(other, one, keys[k + 1], side);
+                }
+                some[i] = one * side + other;
+            }
+        }
+    }
+}

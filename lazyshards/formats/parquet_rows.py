@@ -1,0 +1,302 @@
+"""Rows of a Parquet file: pyarrow is shown the pages of the wanted rows and columns, and what it decodes is placed."""
+
+import io
+from bisect import bisect_right
+from collections.abc import Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from lazyshards.errors import ShardReadError
+from lazyshards.formats.columns import Column, Scratch, View, to_numpy, write_rows
+from lazyshards.formats.parquet_footers import MAGIC, Footer, load_pyarrow
+from lazyshards.formats.parquet_pages import locate_pages
+from lazyshards.layout import Shard
+from lazyshards.selection import Cell
+from lazyshards.storage.base import Part, Storage
+
+__all__ = ["Request", "read_group"]
+
+_WINDOW_NBYTES = 24 << 20
+"""Bytes of a row group that are read in one go; of a larger one each column is read piece by piece."""
+_PAGE_NBYTES = 17 << 16
+"""Bytes of a page, which is decoded whole, as writers usually make them at most."""
+_BATCH_NBYTES = 4 << 20
+"""Bytes that are decoded at a time."""
+_MOST_BATCH_ROWS = 1 << 16
+_MOST_WASTED_ROWS = 8192
+"""Rows that are decoded and thrown away rather than looking for a page to begin with."""
+
+
+class Request(NamedTuple):
+    """What is read of a file."""
+
+    shard: Shard
+    footer: Footer
+    view: View
+    columns: list[Column]
+    """Columns, in the order in which they are written."""
+    rest: Cell
+    """The cell of each column's own axes."""
+    stacked: bool
+    """Whether the result has an axis of columns."""
+    storage: Storage
+    scratch: Scratch
+
+
+class _Run(NamedTuple):
+    """Bytes that pyarrow is shown in one piece, and where they lie."""
+
+    shown: int
+    """First byte, where pyarrow looks for it."""
+    parts: tuple[tuple[int, int], ...]
+    """First byte in the file, and the byte after the last, of each part."""
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes."""
+        return sum([stop - start for start, stop in self.parts])
+
+
+class _Pass(NamedTuple):
+    """Columns that are decoded together, since their pages begin with the same row."""
+
+    first: int
+    """Row that is decoded first, counted in the file."""
+    places: list[int] | None
+    """Which of the columns of the request; None for all."""
+    runs: list[_Run]
+    """What is read."""
+    exact: bool
+    """Whether nothing else is."""
+
+
+class _Window(io.RawIOBase):
+    """A file as pyarrow is shown it: runs of bytes, fetched together before if they are few, else when asked for.
+
+    Where pages are skipped, those that are wanted are shown in the place of the first.
+    """
+
+    def __init__(self, shard: Shard, storage: Storage, runs: Sequence[_Run], scratch: Scratch, *, exact: bool) -> None:
+        super().__init__()
+        self._shard = shard
+        self._storage = storage
+        self._exact = exact
+        self._at = 0
+        self._runs = sorted(runs)
+        self._shown = [run.shown for run in self._runs]
+        self.is_held = sum([run.nbytes for run in runs]) <= _WINDOW_NBYTES
+        self._buffers: list[memoryview] = []
+        if not self.is_held:
+            return
+        room = scratch.room("window", sum([run.nbytes for run in runs])).data
+        wanted, at = [], 0
+        for run in self._runs:
+            self._buffers.append(room[at : at + run.nbytes])
+            for start, stop in run.parts:
+                wanted.append((start, room[at : at + stop - start]))
+                at += stop - start
+        self._fetch(wanted)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._at = offset + (0, self._at, self._shard.stamp.size)[whence]
+        return self._at
+
+    def read(self, nbytes: int | None = -1) -> Any:
+        """Return the next bytes; any buffer, which pyarrow does not copy."""
+        left = max(0, self._shard.stamp.size - self._at)
+        nbytes = left if nbytes is None or nbytes < 0 else min(nbytes, left)
+        found = self._piece(nbytes)
+        if len(found) < nbytes:
+            pieces = [bytes(found)]
+            while len(found) and sum(map(len, pieces)) < nbytes:
+                found = self._piece(nbytes - sum(map(len, pieces)))
+                pieces.append(bytes(found))
+            return b"".join(pieces)
+        return found
+
+    def _piece(self, nbytes: int) -> memoryview:
+        """Return the next bytes as far as they lie in one piece."""
+        start = self._at
+        i = bisect_right(self._shown, start) - 1
+        within = start - self._shown[i] if i >= 0 else 0
+        if i >= 0 and within < self._runs[i].nbytes:
+            if self.is_held:
+                found = self._buffers[i][within : within + nbytes]
+                self._at += len(found)
+                return found
+            offset = start
+            for first, stop in self._runs[i].parts:
+                if within < stop - first:
+                    offset, nbytes = first + within, min(nbytes, stop - first - within)
+                    break
+                within -= stop - first
+        elif self._exact:
+            return memoryview(b"")
+        else:
+            offset = start
+            if i + 1 < len(self._shown):
+                nbytes = min(nbytes, self._shown[i + 1] - start)
+        self._at += nbytes
+        buffer = _room(nbytes)
+        self._fetch([(offset, buffer)])
+        return buffer
+
+    def _fetch(self, wanted: Sequence[tuple[int, memoryview]]) -> None:
+        self._storage.fetch_into(
+            [Part(self._shard.path, self._shard.stamp, offset, buffer) for offset, buffer in wanted]
+        )
+
+
+def _room(nbytes: int) -> memoryview:
+    return np.empty(nbytes, np.uint8).data
+
+
+def read_group(request: Request, group: int, start: int, stop: int, out: npt.NDArray[np.generic]) -> None:
+    """Fill ``out`` with rows [start, stop) of a file, all of one row group."""
+    for part in _plan_passes(request, group, start, stop):
+        _decode(request, group, part, start, stop, out)
+
+
+def _decode(request: Request, group: int, part: _Pass, start: int, stop: int, out: npt.NDArray[np.generic]) -> None:
+    """Fill the columns of a pass."""
+    pa = load_pyarrow()
+    columns = request.columns if part.places is None else [request.columns[k] for k in part.places]
+    names = list(dict.fromkeys([column.name for column in columns]))
+    window = _Window(request.shard, request.storage, part.runs, request.scratch, exact=part.exact)
+    whole = window.is_held and not part.exact and stop == request.footer.starts[group + 1]
+    buffer_nbytes = 0 if whole else 16 << 10 if window.is_held else max(64 << 10, _WINDOW_NBYTES // len(part.runs))
+    each = request.view.dtype.itemsize * prod(columns[0].axes)
+    batch_rows = min(max(1024, _BATCH_NBYTES // max(1, each * len(names))), _MOST_BATCH_ROWS, stop - part.first)
+    at = part.first
+    with pa.parquet.ParquetFile(
+        pa.PythonFile(window, "r"),
+        metadata=request.footer.metadata,
+        pre_buffer=False,
+        buffer_size=min(buffer_nbytes, 8 << 20),
+    ) as file:
+        for batch in file.iter_batches(batch_rows, row_groups=[group], columns=names, use_threads=False):
+            a, b = max(start, at), min(stop, at + len(batch))
+            if a < b:
+                rows = out[a - start : b - start]
+                values = _batch_values(batch.slice(a - at, b - a), columns, request.view)
+                if part.places is None:
+                    write_rows(rows, values, request.rest, request.scratch, stacked=request.stacked)
+                else:
+                    for k, found in zip(part.places, values, strict=True):
+                        write_rows(rows[:, k : k + 1], [found], request.rest, request.scratch, stacked=True)
+            at += len(batch)
+            if at >= stop:
+                return
+    raise ShardReadError(f"{request.shard.path!r} is damaged: its row group {group} ends before row {stop:,}")
+
+
+def _batch_values(batch: Any, columns: Sequence[Column], view: View) -> list[npt.NDArray[np.generic]]:
+    """Return the values of some columns of a batch."""
+    known: dict[str, npt.NDArray[np.generic]] = {}
+    for column in columns:
+        if column.name not in known:
+            known[column.name] = to_numpy(batch.column(column.name), column, view)
+    return [known[column.name] for column in columns]
+
+
+def _plan_passes(request: Request, group: int, start: int, stop: int) -> list[_Pass]:
+    """Return how rows [start, stop) of a row group are decoded: from its first row on, or from later pages."""
+    shard, footer = request.shard, request.footer
+    first, end = footer.starts[group], footer.starts[group + 1]
+    if start - first >= _MOST_WASTED_ROWS:
+        passes = _plan_skipping(request, group, start - first, stop - first)
+        if passes:
+            return passes
+    names = dict.fromkeys([column.name for column in request.columns])
+    chunks = [_chunk(shard, footer, group, leaf) for name in names for leaf in footer.schema.leaves[name]]
+    share = (stop - first) / (end - first)
+    runs = []
+    for at, until in chunks:
+        nbytes = min(until - at, int((until - at) * share) + _PAGE_NBYTES)
+        runs.append(_Run(at, ((at, at + nbytes),)))
+    return [_Pass(first, None, runs, exact=False)]
+
+
+def _plan_skipping(request: Request, group: int, start: int, stop: int) -> list[_Pass]:
+    """Return how rows [start, stop) of a row group are decoded by their own pages; nothing if that cannot be."""
+    shard, footer = request.shard, request.footer
+    columns = {column.name: column for column in request.columns}
+    leaves, each = [], []
+    for name, column in columns.items():
+        (leaf, *others) = footer.schema.leaves[name]
+        count = _values_of_a_row(footer, group, leaf, column)
+        if others or not count:
+            return []
+        leaves.append(leaf)
+        each.append(count)
+    chunks = [_chunk(shard, footer, group, leaf) for leaf in leaves]
+    pages = locate_pages(
+        shard.path,
+        request.storage,
+        chunks,
+        [stop * count for count in each],
+        [footer.pages.get((group, leaf)) for leaf in leaves],
+    )
+    firsts: dict[str, int] = {}
+    runs: dict[str, _Run] = {}
+    for name, leaf, count, (shown, _), found in zip(columns, leaves, each, chunks, pages, strict=True):
+        if found is None:
+            return []
+        footer.pages[group, leaf] = found
+        at, until, before = found.span(start * count, stop * count)
+        if before % count:
+            return []
+        firsts[name] = footer.starts[group] + before // count
+        runs[name] = _Run(shown, (found.dictionary, (at, until)))
+    passes = []
+    for first in sorted(set(firsts.values())):
+        places = [k for k, column in enumerate(request.columns) if firsts[column.name] == first]
+        names = dict.fromkeys([request.columns[k].name for k in places])
+        every = None if len(places) == len(request.columns) else places
+        passes.append(_Pass(first, every, [runs[name] for name in names], exact=True))
+    return passes
+
+
+def _values_of_a_row(footer: Footer, group: int, leaf: int, column: Column) -> int:
+    """Return how many values each row has in a column; 0 if only decoding tells."""
+    if not footer.metadata.schema.column(leaf).max_repetition_level:
+        return 1
+    if column.name not in footer.schema.fixed:
+        return 0
+    # A null in place of a list would be one value.
+    chunk = footer.metadata.row_group(group).column(leaf)
+    statistics = chunk.statistics if chunk.is_stats_set else None
+    known = statistics is not None and statistics.has_null_count and statistics.null_count == 0
+    return prod(column.axes) if known else 0
+
+
+def _chunk(shard: Shard, footer: Footer, group: int, leaf: int) -> tuple[int, int]:
+    """Return the first byte of a column chunk, and the byte after its last."""
+    found = footer.chunks.get((group, leaf))
+    if found is None:
+        chunk = footer.metadata.row_group(group).column(leaf)
+        if chunk.file_path:
+            raise ShardReadError(f"{shard.path!r} keeps its rows in another file, {chunk.file_path!r}; open that one")
+        start = chunk.data_page_offset
+        if chunk.has_dictionary_page and chunk.dictionary_page_offset is not None:
+            start = min(start, chunk.dictionary_page_offset)
+        stop = start + chunk.total_compressed_size
+        if not len(MAGIC) <= start <= stop <= shard.stamp.size:
+            raise ShardReadError(
+                f"{shard.path!r} is damaged: its footer puts a column at bytes {start:,} to {stop:,}, and it holds "
+                f"{shard.stamp.size:,}"
+            )
+        found = footer.chunks[group, leaf] = (start, stop)
+    return found
