@@ -8,7 +8,17 @@ import os
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks import first_load, formats_hdf5, formats_plain, formats_zarr, later_loads, machine, opening, slices
+from benchmarks import (
+    first_load,
+    formats_hdf5,
+    formats_plain,
+    formats_tables,
+    formats_zarr,
+    later_loads,
+    machine,
+    opening,
+    slices,
+)
 from benchmarks.options import Options
 from benchmarks.report import Table, markdown
 
@@ -21,6 +31,7 @@ _BENCHMARKS = {
     "opening": opening.run,
     "formats_hdf5": formats_hdf5.run,
     "formats_plain": formats_plain.run,
+    "formats_tables": formats_tables.run,
     "formats_zarr": formats_zarr.run,
 }
 

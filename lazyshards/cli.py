@@ -1,4 +1,4 @@
-"""The command line: ``lazyshards info | head | plan | index | verify | convert | doctor | demo``."""
+"""The command line: ``lazyshards info | head | plan | index | verify | convert | run | doctor | demo``."""
 
 import argparse
 import contextlib
@@ -20,8 +20,10 @@ from lazyshards.commands import add_commands
 from lazyshards.dataset import ShardedDataset, open_shards
 from lazyshards.display import hide_secrets, printable, shards_text
 from lazyshards.engines import engine_names
+from lazyshards.engines.ranks import is_first_rank
 from lazyshards.errors import LazyShardsError, LazyShardsWarning
 from lazyshards.formats import format_names
+from lazyshards.launch import LAUNCHERS, prepare
 
 __all__ = ["main", "parse_index"]
 
@@ -52,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return exc.code if isinstance(exc.code, int) else 2
     command: Callable[[argparse.Namespace], int | None] = options.command
     try:
-        with _plain_warnings():
+        with _plain_warnings(), _from_one_rank():
             status = command(options)
             sys.stdout.flush()
     except KeyboardInterrupt:
@@ -92,6 +94,19 @@ def _parser() -> argparse.ArgumentParser:
     plan.set_defaults(command=_plan)
 
     add_commands(commands, opening)
+
+    run = commands.add_parser("run", help="run a script on several processes or machines by Legate")
+    run.add_argument("--ranks", metavar="R", type=int, default=1, help="processes on each node; 1 by default")
+    run.add_argument("--nodes", metavar="N", type=int, default=1, help="machines; 1 by default")
+    run.add_argument("--launcher", choices=LAUNCHERS, help="srun within a SLURM job, else mpirun, by default")
+    run.add_argument("--cpus", metavar="C", type=int, help="processors of each rank; the cores divided by default")
+    run.add_argument("--gpus", metavar="G", type=int, help="GPUs of each rank; those there are divided by default")
+    run.add_argument("--sysmem", metavar="MIB", type=int, help="memory for the arrays of each rank")
+    run.add_argument("--legate", metavar="OPTIONS", default="", help="more options of the legate launcher, in quotes")
+    run.add_argument("--dry-run", action="store_true", help="say what would be started, and stop")
+    run.add_argument("script", metavar="SCRIPT", help="a Python script, run unchanged on every rank")
+    run.add_argument("arguments", metavar="...", nargs=argparse.REMAINDER, help="its arguments")
+    run.set_defaults(command=_run)
 
     doctor = commands.add_parser("doctor", help="say what was found on this machine, and what is missing")
     doctor.add_argument("--json", action="store_true", help="for programs")
@@ -133,6 +148,23 @@ def _head(options: argparse.Namespace) -> None:
 
 def _plan(options: argparse.Namespace) -> None:
     _open(options)[options.index].explain()
+
+
+def _run(options: argparse.Namespace) -> None:
+    launch = prepare(
+        options.script,
+        options.arguments,
+        ranks=options.ranks,
+        nodes=options.nodes,
+        launcher=options.launcher,
+        cpus=options.cpus,
+        gpus=options.gpus,
+        sysmem=options.sysmem,
+        legate=options.legate,
+    )
+    print(f"lazyshards: starting\n{launch}", file=sys.stdout if options.dry_run else sys.stderr)
+    if not options.dry_run:
+        launch.start()
 
 
 def _doctor(options: argparse.Namespace) -> None:
@@ -256,6 +288,16 @@ def _plain_warnings() -> Iterator[None]:
 
     with warnings.catch_warnings():
         warnings.showwarning = show
+        yield
+
+
+@contextlib.contextmanager
+def _from_one_rank() -> Iterator[None]:
+    """Keep all ranks of a Legate run but the first from printing."""
+    if is_first_rank():
+        yield
+        return
+    with open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stdout(nowhere):
         yield
 
 

@@ -10,6 +10,7 @@ from dataclasses import asdict
 
 from lazyshards.dataset import ShardedDataset, open_shards
 from lazyshards.display import hide_secrets, printable
+from lazyshards.errors import LayoutError
 from lazyshards.finding import locate
 from lazyshards.verify import Report, Step, verify
 from lazyshards.writers import writable_formats
@@ -66,18 +67,23 @@ def add_commands(
     convert.set_defaults(command=_convert)
 
 
-def _index(options: argparse.Namespace) -> int:
+def _open(path: str, options: argparse.Namespace, *, manifest: str) -> ShardedDataset:
     ds = open_shards(
-        options.path,
+        path,
         format=options.format,
         engine="numpy",
         order=options.order,
         holes=options.holes,
-        manifest="ignore",
+        manifest=manifest,
         **dict(options.option),
     )
     if not isinstance(ds, ShardedDataset):
-        raise TypeError("several arrays were opened, expected one: index each")
+        raise LayoutError("the options mean several arrays, expected one")
+    return ds
+
+
+def _index(options: argparse.Namespace) -> int:
+    ds = _open(options.path, options, manifest="ignore")
     place = ds.save_manifest(content=options.content)
     print(f"{printable(hide_secrets(place))}: {len(ds.shards):,} shards, {len(ds):,} rows")
     return 0
@@ -121,14 +127,7 @@ def _lines(report: Report) -> Iterator[str]:
 
 
 def _convert(options: argparse.Namespace) -> int:
-    ds = open_shards(
-        options.source,
-        format=options.format,
-        engine="numpy",
-        order=options.order,
-        holes=options.holes,
-        **dict(options.option),
-    )
+    ds = _open(options.source, options, manifest="auto")
     more = {} if options.compression is None else {"compression": options.compression}
     paths = write_shards(
         ds,

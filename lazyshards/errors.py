@@ -12,7 +12,7 @@
     ├── MapError                 RuntimeError       a function given to map() failed, or made something else
     ├── CapacityError            MemoryError        a result that does not fit, refused before anything is read
     ├── EngineError              RuntimeError       an engine used in a way that it cannot serve
-    ├── RankMismatchError        RuntimeError       ranks of one run that see different data, or ask for different things
+    ├── RankMismatchError        RuntimeError       ranks that see different data, or ask for different things
     ├── EngineUnavailableError   ImportError        an engine that cannot run here, and what would install it
     ├── UnsupportedDtypeError    TypeError          a dtype or a number of axes that an engine or format lacks
     └── StateError               ValueError         an iterator state that does not belong to this dataset

@@ -88,7 +88,10 @@ class ViewSource:
         plan = self._plan(rows)
         if self._layout.storage.on_change == "refresh":
             layout = together(
-                lambda: catalog.refreshed(plan.layout), layout_facts, self._engine.name, what="looking at the shards again"
+                lambda: catalog.refreshed(plan.layout),
+                layout_facts,
+                self._engine.name,
+                what="looking at the shards again",
             )
             plan = replace(plan, layout=layout)
         if not self._is_quick:

@@ -167,7 +167,7 @@ class _Stream:
     """What tells that the rows are those of an earlier call; empty if nothing does."""
 
     def blocks(self, rows: range) -> Iterator[npt.NDArray[np.generic]]:
-        """Yield rows from the start to the stop of a range, or as far as there are any, as many at a time as its step."""
+        """Yield the rows of a range, or as far as there are any, as many at a time as its step."""
         if self.rows is None:
             yield from self.source.take(rows.stop - rows.start, rows.step)
             return

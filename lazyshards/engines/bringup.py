@@ -27,13 +27,17 @@ from lazyshards.errors import EngineUnavailableError
 
 __all__ = [
     "Started",
+    "cuda_runtime",
     "default_config",
     "find_driver",
+    "free_nbytes",
+    "gpu_count",
     "has_networks",
     "is_child_of_rank",
     "start",
     "started",
     "stub_path",
+    "usable_cores",
     "why_unavailable",
 ]
 
@@ -142,8 +146,8 @@ def why_unavailable() -> str | None:
         return f"{' and '.join(missing)} not installed for {sys.executable}: {_INSTALL}"
     if is_child_of_rank():
         return (
-            "this process is a child of one that is a rank of a Legate run, and would wait for the other ranks for ever "
-            f"if it started Legate: the NumPy engine serves here; to start a run of its own, unset {_RANK_PROCESS}."
+            "this process is a child of a rank of a Legate run, and would wait for the other ranks for ever if it "
+            f"started Legate: the NumPy engine serves here; to start a run of its own, unset {_RANK_PROCESS}."
         )
     if threading.current_thread() is not threading.main_thread():
         return (
@@ -182,6 +186,12 @@ def stub_path() -> Path | None:
     return path if path.is_file() else None
 
 
+def gpu_count() -> int:
+    """Return how many GPUs the NVIDIA driver has; 0 without a driver, or if it does not say."""
+    driver = find_driver()
+    return (_device_count(driver) or 0) if driver is not None else 0
+
+
 def is_child_of_rank() -> bool:
     """Return whether this process was started by one that is a rank of a Legate run, whose environment it inherited."""
     return os.environ.get(_RANK_PROCESS, str(os.getpid())) != str(os.getpid())
@@ -206,8 +216,8 @@ def default_config() -> str:
     than cores, Realm pins none of them, so that threads which a task starts may run anywhere. The pool is 0.6 of
     the memory that is free now; its pages are taken when first written, so an empty pool costs nothing.
     """
-    sysmem = max(_free_nbytes() * 6 // 10 // _MIB, 64)
-    return f"--cpus {_cores()} --gpus 0 --utility 1 --sysmem {sysmem} --logging gpu=none,threads=none"
+    sysmem = max(free_nbytes() * 6 // 10 // _MIB, 64)
+    return f"--cpus {usable_cores()} --gpus 0 --utility 1 --sysmem {sysmem} --logging gpu=none,threads=none"
 
 
 def _is_installed(name: str) -> bool:
@@ -241,7 +251,7 @@ def _mapped_path(name: str) -> str:
     return _DRIVER
 
 
-def _cores(root: Path = Path("/")) -> int:
+def usable_cores(root: Path = Path("/")) -> int:
     """Return the cores that this process may use: its affinity, and its control group's quota if that is less."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     for folder in _cgroups("cpu", root):
@@ -252,7 +262,7 @@ def _cores(root: Path = Path("/")) -> int:
     return max(cores, 1)
 
 
-def _free_nbytes(root: Path = Path("/")) -> int:
+def free_nbytes(root: Path = Path("/")) -> int:
     """Return the bytes of memory that this process may still take: the machine's, its limits', the least."""
     free = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for line in _lines(root / "proc/meminfo"):
@@ -322,7 +332,7 @@ def _bring_up() -> Started:
         stub = stub_path()
         assert stub is not None, "why_unavailable has seen to this"
         ctypes.CDLL(str(stub), mode=ctypes.RTLD_GLOBAL)
-        if runtime := _cuda_runtime():
+        if runtime := cuda_runtime():
             ctypes.CDLL(str(runtime), mode=ctypes.RTLD_GLOBAL)
     changes = {}
     if not os.environ.get("LEGATE_CONFIG") and (driver is None or _device_count(driver) == 0):
@@ -395,7 +405,7 @@ def _pool(config: str | None, option: str) -> int | None:
     return None
 
 
-def _cuda_runtime() -> Path | None:
+def cuda_runtime() -> Path | None:
     """Return the CUDA 12 runtime among the installed packages: Legate 26.1 needs it and does not look there."""
     if not (_version("legate") or "").startswith("26.1."):
         return None

@@ -14,7 +14,6 @@ import functools
 import gc
 import os
 import pickle
-import secrets
 import sys
 import threading
 import weakref
@@ -50,11 +49,17 @@ from legate.core import (  # noqa: E402
 from legate.core.data_interface import as_logical_array  # noqa: E402
 from legate.core.task import InputStore, OutputStore, task  # noqa: E402
 
-__all__ = ["LegateEngine", "draw_shared"]
+__all__ = ["LegateEngine"]
 
 _VARIANTS = (VariantCode.CPU, VariantCode.OMP, VariantCode.GPU)
 _STATUS_NBYTES = 2048
 """Bytes of one tile's row in the status store: a code, then the class and text of an error."""
+_LEAST_STATUS_NBYTES = 256
+"""The same where there are so many tiles that every rank would read more than..."""
+_TABLE_NBYTES = 4 << 20
+"""...this many bytes of them."""
+_ROWS_NBYTES = 1 << 20
+"""Bytes of an index array that travels with the plan to several ranks; handing out a larger one pays."""
 _OK, _FAILED = 1, 2
 _ADDRESS = slice(1, 9)
 """Bytes of a status row that tell, on success, where the tile lies in memory."""
@@ -175,10 +180,36 @@ class LegateEngine:
         ledger.place(number, address)
 
 
+class _StatusTable:
+    """Where each tile of a launch says how it went, a row each.
+
+    Parameters
+    ----------
+    count : int
+        Number of tiles.
+    """
+
+    def __init__(self, count: int) -> None:
+        width = max(_LEAST_STATUS_NBYTES, min(_STATUS_NBYTES, _TABLE_NBYTES // count))
+        self._store = get_legate_runtime().create_store(legate_types.uint8, (count, width))
+        self.rows = self._store.partition_by_tiling((1, width))
+
+    def read(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """Wait for the tiles of this launch alone, the interpreter lock free meanwhile, and return what they said."""
+        return np.array(self._store.get_physical_store())
+
+
+_tables: dict[int, list[_StatusTable]] = {}
+"""Tables that no launch is using, by number of tiles: with several ranks, making one takes longer than a small read."""
+
+# At the end of the process they must be gone before Legate is.
+get_legate_runtime().add_shutdown_callback(_tables.clear)
+
+
 class _Launched:
     """A result that leaves are filling."""
 
-    def __init__(self, engine: LegateEngine, array: Any, number: int | None, status: Any) -> None:
+    def __init__(self, engine: LegateEngine, array: Any, number: int | None, status: _StatusTable) -> None:
         self._engine = engine
         self._array = array
         self._number = number
@@ -187,8 +218,7 @@ class _Launched:
     def result(self) -> Any:
         """Wait for all tiles and return the array, or raise the first tile's error."""
         collect_if_due()
-        # Waits for this launch alone, and frees the interpreter lock meanwhile.
-        table = np.asarray(self._status.get_physical_store())
+        table = self._read()
         _raise_failure(table)
         if self._number is not None and _shares_instance():
             self._engine.place(self._number, int(table[0, _ADDRESS].copy().view(np.uint64)[0]))
@@ -196,7 +226,12 @@ class _Launched:
 
     def cancel(self) -> None:
         """Wait until nobody writes into the array any more."""
-        np.asarray(self._status.get_physical_store())
+        self._read()
+
+    def _read(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        table = self._status.read()
+        _tables.setdefault(len(table), []).append(self._status)
+        return table
 
 
 class _Handed:
@@ -270,26 +305,32 @@ def _read_here(plan: ReadPlan) -> np.ndarray[Any, np.dtype[np.generic]]:
     return buffer
 
 
-def _launch(plan: ReadPlan, store: Any) -> Any:
-    """Launch one leaf a tile and return the store in which each will say how it went."""
+def _launch(plan: ReadPlan, store: Any) -> _StatusTable:
+    """Launch one leaf a tile and return the table in which each will say how it went."""
     runtime = get_legate_runtime()
     count, tile_rows = plan.tile_count, plan.tile_rows
     if count > 1 and _shares_instance():
         once = runtime.create_manual_task(_touch.library, _touch.task_id, (1,))
         once.add_output(store.partition_by_tiling(plan.shape))
         once.execute()
-    status = runtime.create_store(legate_types.uint8, (count, _STATUS_NBYTES))
-    gathers = isinstance(plan.rows, np.ndarray)
+    free = _tables.get(count)
+    status = free.pop() if free else _StatusTable(count)
+    gathers = _gathers(plan)
     leaf = _gather if gathers else _fill
     launch = runtime.create_manual_task(leaf.library, leaf.task_id, (count,))
     if gathers:
         rows = as_logical_array(cupynumeric.array(plan.rows)).data
         launch.add_input(rows.partition_by_tiling((tile_rows,)))
     launch.add_output(store.partition_by_tiling((tile_rows, *plan.cell_shape)))
-    launch.add_output(status.partition_by_tiling((1, _STATUS_NBYTES)))
+    launch.add_output(status.rows)
     launch.add_scalar_arg(_encode(plan), legate_types.string_type)
     launch.execute()
     return status
+
+
+def _gathers(plan: ReadPlan) -> bool:
+    """Return whether the rows are an array that travels as a store, each tile's to its leaf: the plan cannot hold it."""
+    return isinstance(plan.rows, np.ndarray) and (_started.node_count == 1 or plan.rows.nbytes > _ROWS_NBYTES)
 
 
 def _raise_failure(table: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
@@ -308,7 +349,7 @@ def _raise_failure(table: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
 
 def _encode(plan: ReadPlan) -> str:
     """Return what the leaves need of the plan, as text that travels with the launch."""
-    rows = None if isinstance(plan.rows, np.ndarray) else plan.rows
+    rows = None if _gathers(plan) else plan.rows
     data = pickle.dumps((plan.layout, rows, plan.cell, plan.tile_rows), protocol=pickle.HIGHEST_PROTOCOL)
     if len(data) <= _PLAIN_NBYTES:
         return "=" + base64.b64encode(data).decode()
@@ -327,30 +368,6 @@ def _decode(text: str) -> tuple[Layout, Rows | None, Cell, int]:
 @task(variants=_VARIANTS)
 def _touch(ctx: TaskContext, out: OutputStore) -> None:
     """Do nothing, on the whole result, so that the tiles which follow share its one instance."""
-
-
-@task(variants=_VARIANTS)
-def _draw(ctx: TaskContext, drawn: OutputStore) -> None:
-    """Draw random bytes: on one processor, so that all ranks read the same ones."""
-    on_gpu = ctx.get_variant_kind() == VariantCode.GPU
-    row = np.frombuffer(secrets.token_bytes(8), np.uint8)
-    if on_gpu:
-        from lazyshards.engines.staging import to_device
-
-        to_device(row, drawn)
-    else:
-        np.asarray(drawn)[...] = row
-
-
-def draw_shared() -> int:
-    """Return a random number of 62 bits, the same on every rank."""
-    _check_caller()
-    runtime = get_legate_runtime()
-    drawn = runtime.create_store(legate_types.uint8, (8,))
-    launch = runtime.create_manual_task(_draw.library, _draw.task_id, (1,))
-    launch.add_output(drawn.partition_by_tiling((8,)))
-    launch.execute()
-    return int.from_bytes(np.asarray(drawn.get_physical_store()).tobytes(), "little") >> 2
 
 
 @task(variants=_VARIANTS)
@@ -399,9 +416,10 @@ def _describe(exc: BaseException) -> bytes:
 
 
 def _write_status(status: OutputStore, message: bytes, address: int, on_gpu: bool) -> None:
-    row = np.zeros((1, _STATUS_NBYTES), np.uint8)
+    width = status.get_inline_allocation().shape[1] if on_gpu else np.asarray(status).shape[1]
+    row = np.zeros((1, width), np.uint8)
     row[0, 0] = _FAILED if message else _OK
-    text = message or address.to_bytes(8, sys.byteorder)
+    text = message[: width - 1] or address.to_bytes(8, sys.byteorder)
     row[0, 1 : 1 + len(text)] = np.frombuffer(text, np.uint8)
     if on_gpu:
         from lazyshards.engines.staging import to_device

@@ -215,7 +215,7 @@ def describe_differences(what: str, told: Sequence[Mapping[str, str]]) -> str:
     kinds = [tuple((name, text) for name, text in each.items() if name != "host") for each in told]
     counts = Counter(kinds)
     most = max(counts.values())
-    # As the example that the others are measured by: one that succeeded, of the largest group, the first rank's if tied.
+    # What the others are measured by: one that succeeded, of the largest group, the first rank's if tied.
     good = [kind for kind in kinds if "error" not in dict(kind)] or kinds
     usual = next((kind for kind in good if counts[kind] == most), good[0])
     like = kinds.index(usual)

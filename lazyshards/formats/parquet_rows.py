@@ -184,6 +184,7 @@ def _decode(request: Request, group: int, part: _Pass, start: int, stop: int, ou
         pa.PythonFile(window, "r"),
         metadata=request.footer.metadata,
         pre_buffer=False,
+        page_checksum_verification=True,  # of pages that have one
         buffer_size=min(buffer_nbytes, 8 << 20),
     ) as file:
         for batch in file.iter_batches(batch_rows, row_groups=[group], columns=names, use_threads=False):

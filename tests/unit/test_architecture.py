@@ -31,14 +31,14 @@ LAYERS = [
     {"verify", "writers"},
     {"writing"},
     {"__init__"},
-    {"demo", "doctor", "testing"},
+    {"demo", "doctor", "launch", "testing"},
     {"commands"},
     {"cli"},
 ]
 """What a module belongs to may import what stands above it here, and its own kind; nothing below, nothing beside."""
 
 HEAVY = {
-    "legate": {"engines.legate", "engines.bringup"},
+    "legate": {"engines.legate", "engines.exchange", "engines.bringup"},
     "cupynumeric": {"engines.legate", "engines.bringup"},
     "cupy": {"engines.cupy", "engines.staging"},
     "kvikio": {"engines.staging"},

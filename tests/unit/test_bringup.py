@@ -411,7 +411,7 @@ def test_free_memory_minds_control_groups(tmp_path, monkeypatch, groups, files, 
     """Free memory is the least of the machine's and of what each control group leaves."""
     monkeypatch.setattr(bringup.resource, "getrlimit", lambda which: (bringup.resource.RLIM_INFINITY,) * 2)
     monkeypatch.setattr(bringup.os, "sysconf", lambda name: 1 << 20)
-    assert bringup._free_nbytes(machine(tmp_path, groups=groups, files=files)) == expected
+    assert bringup.free_nbytes(machine(tmp_path, groups=groups, files=files)) == expected
 
 
 @pytest.mark.parametrize(
@@ -427,7 +427,7 @@ def test_free_memory_minds_control_groups(tmp_path, monkeypatch, groups, files, 
 def test_cores_mind_control_groups(tmp_path, monkeypatch, files, expected):
     """Cores are those of the affinity, or the quota of a control group, rounded up, if that is less."""
     monkeypatch.setattr(bringup.os, "sched_getaffinity", lambda pid: set(range(16)))
-    assert bringup._cores(machine(tmp_path, groups="1:cpu,cpuacct:/\n0::/a\n", files=files)) == expected
+    assert bringup.usable_cores(machine(tmp_path, groups="1:cpu,cpuacct:/\n0::/a\n", files=files)) == expected
 
 
 @pytest.mark.parametrize(

@@ -576,6 +576,20 @@ def test_damage_within_a_row_group(save):
         ds.compute()
 
 
+def test_checksums_of_pages_are_checked(save):
+    """A page that has a checksum, and is damaged, is an error that names the file."""
+    whole = np.arange(4000)
+    path = save(pa.table({"x": whole}), compression="none", use_dictionary=False, write_page_checksum=True)
+    file = path / "part-0.parquet"
+    data = bytearray(file.read_bytes())
+    data[data.index((1234).to_bytes(8, "little"))] ^= 1
+    ds = open_shards(path, columns="x", on_change="ignore")
+    assert_same(ds.compute(), whole)
+    file.write_bytes(data)
+    with pytest.raises(ShardReadError, match=r"part-0\.parquet"):
+        ds.compute()
+
+
 def test_change_before_the_footer_is_read_again(save, monkeypatch):
     """A shard that was replaced is told even where nothing of it was kept in memory."""
     path = save(pa.table({"x": np.arange(10)}))

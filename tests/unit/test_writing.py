@@ -45,7 +45,9 @@ def test_round_trip(tmp_path, format, row_shape, rows):
     whole = example_array((rows, *row_shape), "f4")
     paths = write_shards(whole, tmp_path / "set", format=format, rows_per_shard=4)
     assert len(paths) == max(1, -(-rows // 4))
-    ds = open_shards(tmp_path / "set")
+    # The columns of a table are an axis of its rows, unless one is asked for by its name.
+    bare = {"columns": "data"} if format in {"arrow", "parquet"} and not row_shape else {}
+    ds = open_shards(tmp_path / "set", **bare)
     assert ds.format == format
     assert [shard.path for shard in ds.shards] == paths
     assert [shard.rows for shard in ds.shards[:-1]] == [4] * (len(paths) - 1)
