@@ -85,6 +85,9 @@ def _inspect(found: Found) -> Layout:
     faults = [shard for shard in described if isinstance(shard, Fault)]
     shards = [shard for shard in described if isinstance(shard, Shard)]
     faults += disagreements(shards, dtype)
+    total = sum([shard.rows for shard in shards])
+    if total >= 1 << 63:  # only rows without elements can be so many
+        raise LayoutError(f"{shards[0].path!r} and the others hold {total:,} rows together, expected less than 2**63")
     if not faults:
         text = options_text(found.options)
         return Layout.from_shards(shards, found.reader.name, found.storage, dtype=dtype, options=text)

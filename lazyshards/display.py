@@ -369,7 +369,7 @@ def dataset_html(layout: Layout, selection: Selection, engine: str) -> str:
     """
     facts = [
         ("shape", str(selection.shape)),
-        ("dtype", str(layout.dtype)),
+        ("dtype", layout.dtype_text),
         ("size", size_text(_nbytes(layout, selection))),
         ("selected", _selected(layout, selection)),
         ("shards", f"{len(layout):,} {layout.format}" + (f" in {folder}" if (folder := _folder(layout)) else "")),

@@ -36,7 +36,11 @@ def describe_faults(faults: Sequence[Fault], summary: str) -> str:
 
 
 class Format(Protocol):
-    """How one on-disk format is described and read. Stateless; one instance serves all threads."""
+    """How one on-disk format is described and read. Stateless; one instance serves all threads.
+
+    A format whose files do not say their dtype, or say several, may have an attribute ``takes_dtype = True``: then the
+    ``dtype`` of ``open_shards`` is among its options as well.
+    """
 
     @property
     def name(self) -> str:
