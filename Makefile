@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check bench clean distclean
+.PHONY: help demo test test-distributed check bench clean distclean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -10,16 +10,21 @@ BIN := $(VENV)/bin
 RUNTIME := $(VENV)/.installed-runtime
 DEV := $(VENV)/.installed-dev
 BUILD_INPUTS := pyproject.toml hatch_build.py lazyshards/_native/cudastub.c lazyshards/_native/gather.c
+# Several ranks need wheels of their own.
+CLUSTER := .venv-cluster
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
 
 demo: $(RUNTIME) ## set up, then write, open, slice and compute a small dataset on the best engine there is
 	@$(BIN)/lazyshards demo
 
 test: $(DEV) ## set up, then run all tests; pick some with ARGS="-k name"
 	$(BIN)/python -m pytest $(ARGS)
+
+test-distributed: $(CLUSTER)/.installed ## set up a second environment, then run on 2 and 4 ranks over Open MPI
+	LAZYSHARDS_REQUIRE_ENGINES=numpy,legate $(CLUSTER)/bin/python -m pytest tests/distributed $(ARGS)
 
 check: $(DEV) ## lint, format, types, architecture
 	$(BIN)/ruff check .
@@ -36,7 +41,7 @@ clean: ## remove what was built and the tools' caches
 	find . -name __pycache__ -not -path './$(VENV)/*' -type d -prune -exec rm -rf {} +
 
 distclean: clean ## and the environment and the compiled libraries
-	rm -rf $(VENV) lazyshards/_native/*.so
+	rm -rf $(VENV) $(CLUSTER) lazyshards/_native/*.so
 
 # The first Python on the PATH that is new enough and can make an environment with pip in it.
 $(BIN)/python:
@@ -65,6 +70,15 @@ $(RUNTIME): $(BUILD_INPUTS) | $(BIN)/python
 	@test -e lazyshards/_native/libcuda_stub.so || { \
 	  echo "No C compiler: without an NVIDIA driver Legate will not start, and the NumPy engine serves."; \
 	  echo "  To change that: apt-get install gcc libc6-dev && rm $@ && make demo"; }
+	@touch $@
+
+# The same Python makes the second environment.
+$(CLUSTER)/.installed: $(BUILD_INPUTS) | $(BIN)/python
+	@echo "Installing lazyshards with a Legate that has networking, and Open MPI, into $(CLUSTER): some minutes"
+	@$(BIN)/python -m venv $(CLUSTER)
+	@$(CLUSTER)/bin/python -m pip --disable-pip-version-check --quiet install --upgrade 'pip>=25.1'
+	@$(CLUSTER)/bin/python -m pip --disable-pip-version-check --quiet install --editable '.[cluster]'
+	@$(CLUSTER)/bin/python -m pip --disable-pip-version-check --quiet install --group test-distributed
 	@touch $@
 
 $(DEV): $(RUNTIME) pyproject.toml

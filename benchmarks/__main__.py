@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks import (
+    epochs,
     first_load,
     formats_hdf5,
     formats_plain,
@@ -16,6 +17,7 @@ from benchmarks import (
     formats_zarr,
     later_loads,
     machine,
+    metadata,
     opening,
     slices,
 )
@@ -29,6 +31,8 @@ _BENCHMARKS = {
     "later_loads": later_loads.run,
     "slices": slices.run,
     "opening": opening.run,
+    "epochs": epochs.run,
+    "metadata": metadata.run,
     "formats_hdf5": formats_hdf5.run,
     "formats_plain": formats_plain.run,
     "formats_tables": formats_tables.run,

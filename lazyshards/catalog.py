@@ -195,9 +195,7 @@ def _cast(saved: Manifest, dtype: np.dtype[np.generic] | None) -> Layout | None:
 
 
 def _stamps_now(found: Found) -> list[Stamp | None]:
-    """Return the stamps of the shards, from the listing if that told them."""
-    if len(found.stamps) == len(found.paths):
-        return [found.stamps[path] for path in found.paths]
+    """Return the stamps that the shards have."""
     heads = found.storage.heads(found.paths, 0)
     return [None if head.error is not None else head.stamp for head in heads]
 

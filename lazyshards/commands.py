@@ -68,7 +68,7 @@ def add_commands(
 
 
 def _open(path: str, options: argparse.Namespace, *, manifest: str) -> ShardedDataset:
-    ds = open_shards(
+    ds: object = open_shards(
         path,
         format=options.format,
         engine="numpy",

@@ -289,7 +289,7 @@ class ShardedDataset:
         Raises
         ------
         LayoutError
-            If there can be none: the shards are not files of this machine, or are read by a function.
+            If there can be none: the shards are stores, or are read by a function.
         OSError
             If the directory cannot be written to.
 

@@ -190,8 +190,8 @@ def options_text(options: Mapping[str, object]) -> str:
 
     Examples
     --------
-    >>> options_text({"columns": ("a", "b"), "dtype": np.dtype("f4")})
-    '{"columns": ["a", "b"], "dtype": {"$dtype": "<f4"}}'
+    >>> options_text({"columns": ("a", "b"), "dtype": np.dtype("u1")})
+    '{"columns": ["a", "b"], "dtype": {"$dtype": "|u1"}}'
     """
     return json.dumps({name: _option(value) for name, value in sorted(options.items())}) if options else ""
 

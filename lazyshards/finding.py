@@ -15,7 +15,7 @@ from lazyshards.formats import find_format, format_names, format_of_bytes, forma
 from lazyshards.formats.base import Fault, Format, describe_faults
 from lazyshards.layout import native_dtype
 from lazyshards.manifest import Manifest
-from lazyshards.storage import Entry, Stamp, Storage, open_storage
+from lazyshards.storage import Entry, Storage, open_storage
 
 __all__ = ["Found", "check_holes", "locate", "natural_key"]
 
@@ -50,8 +50,6 @@ class Found(NamedTuple):
     """The directory that was searched, with the separator; empty if it was something else."""
     manifest: str = ""
     """The manifest that was found beside them; empty if there is none."""
-    stamps: Mapping[str, Stamp] = {}
-    """Stamps that the listing told, by path."""
     saved: Manifest | None = None
     """The manifest, if it was asked for by its own name: then nothing was looked for."""
 
@@ -112,8 +110,7 @@ def locate(
     if dtype is not None and getattr(reader, "takes_dtype", False):
         options["dtype"], dtype = dtype, None
     cast = None if dtype is None else native_dtype(dtype)
-    folder, manifest, stamps = searched.folder, searched.manifest, searched.stamps
-    return Found(place, paths, reader, storage, options, cast, folder, manifest, stamps, saved)
+    return Found(place, paths, reader, storage, options, cast, searched.folder, searched.manifest, saved)
 
 
 def _path_text(path: object) -> str:
@@ -144,8 +141,6 @@ class _Searched(NamedTuple):
     """The directory that holds them, with the separator, if it is one."""
     manifest: str = ""
     """A manifest that lies in it."""
-    stamps: Mapping[str, Stamp] = {}
-    """Stamps of the shards, if the listing told them."""
 
 
 def _search(place: str, storage: Storage, chosen: Format | None) -> tuple[_Searched, Format]:
@@ -178,8 +173,7 @@ def _search(place: str, storage: Storage, chosen: Format | None) -> tuple[_Searc
     if not wanted:
         held = _contents([entry.path for entry in entries])
         raise ShardsNotFoundError(f"{place!r} holds no {chosen.name} shards; it holds {held}")
-    stamps = {entry.path: entry.stamp for entry in wanted if entry.stamp is not None} if manifest else {}
-    return _Searched([entry.path for entry in wanted], folder, manifest, stamps), chosen
+    return _Searched([entry.path for entry in wanted], folder, manifest), chosen
 
 
 def _holds(entries: Sequence[Entry], format: Format) -> bool:

@@ -445,10 +445,12 @@ def save(
 ) -> str:
     """Write the manifest of a layout beside its shards, at once or not at all, and return its path.
 
+    An object store replaces an object at once, too; on other remote file systems one that was cut off is found damaged
+    when it is read.
+
     Parameters
     ----------
     layout : Layout
-        Of files of this machine.
     algorithm, hashes
         See `encode`.
     folder : str, optional
@@ -462,11 +464,15 @@ def save(
         If the file cannot be written.
     """
     folder = layout.root if folder is None else folder
-    path = layout.storage.local_path(folder + NAME)
-    if path is None:
-        raise LayoutError(f"{folder!r} is not on this machine: manifests are written to local directories only")
     beside = _beside_stamps(layout.storage, folder, layout.format)
-    write_atomically(path, encode(layout, folder, beside=beside, algorithm=algorithm, hashes=hashes))
+    data = encode(layout, folder, beside=beside, algorithm=algorithm, hashes=hashes)
+    path, put = layout.storage.local_path(folder + NAME), getattr(layout.storage, "put", None)
+    if path is not None:
+        write_atomically(path, data)
+    elif put is not None:
+        put(folder + NAME, data)
+    else:
+        raise LayoutError(f"the storage of {folder!r} cannot be written to, so that the shards have no manifest")
     return folder + NAME
 
 

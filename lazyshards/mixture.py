@@ -53,9 +53,9 @@ def mix(weights: Mapping[ShardedDataset | str, float], *, rows: int | None = Non
     >>> common, rare = [lazyshards.open_shards(f"{name}.npy", engine="numpy") for name in ("common", "rare")]
     >>> mixture = lazyshards.mix({common: 3, rare: 1})
     >>> len(mixture)
-    80
+    82
     >>> next(iter(mixture.batches(8))).tolist()
-    [0, 100, 1, 2, 3, 101, 4, 5]
+    [0, 1, 100, 2, 3, 4, 101, 5]
     """
     if not weights:
         raise ValueError("mix() was given no dataset")

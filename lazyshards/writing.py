@@ -134,7 +134,7 @@ def write_shards(
                 count, digest = _write_shard(make, target, blocks, stream, expected, options, work.algorithm)
                 if not count and number:  # an iterator that ended with the shard before
                     break
-                work.add(number, count, digest)
+                work.add(number, target, count, digest)
             names.append(name)
             bar.update(work.shards[number].rows)
             number += 1
@@ -146,6 +146,7 @@ def write_shards(
             raise LayoutError(f"the source gave {written:,} rows, expected {stream.rows:,} as its shape says")
         _index(work.data, format, written)
         sync_directory(work.data)
+        work.forget()
         _put(work.data, place, overwrite)
     return [os.path.join(place, name) for name in names]
 
@@ -300,6 +301,8 @@ class _Written(NamedTuple):
     rows: int
     digest: str
     """Of its rows, as plain bytes."""
+    stamp: tuple[int, int, int]
+    """Size, time in ns and inode of the file."""
 
 
 class _Work:
@@ -321,7 +324,7 @@ class _Work:
             with open(self._state, encoding="utf-8") as file:
                 state = json.load(file)
             if state["wanted"] == json.loads(json.dumps(self._wanted)) and state["algorithm"] == self.algorithm:
-                self.shards = [_Written(int(rows), str(digest)) for rows, digest in state["shards"]]
+                self.shards = [_Written(rows, digest, tuple(stamp)) for rows, digest, stamp in state["shards"]]
                 self._is_same = bool(self._mark) and state["mark"] == self._mark
         except (OSError, ValueError, KeyError, TypeError):
             self.shards = []
@@ -331,7 +334,7 @@ class _Work:
 
     def holds(self, number: int, target: str, stream: _Stream, rows: range) -> bool:
         """Return whether a shard is there already and holds these rows."""
-        if number >= len(self.shards) or stream.rows is None or not os.path.lexists(target):
+        if stream.rows is None or number >= len(self.shards) or self.shards[number].stamp != _stamp(target):
             del self.shards[number:]
             return False
         if self._is_same:
@@ -344,9 +347,9 @@ class _Work:
         del self.shards[number:]
         return False
 
-    def add(self, number: int, rows: int, digest: str) -> None:
+    def add(self, number: int, target: str, rows: int, digest: str) -> None:
         """Note that a shard is finished."""
-        self.shards[number:] = [_Written(rows, digest)]
+        self.shards[number:] = [_Written(rows, digest, _stamp(target))]
         state = {
             "wanted": self._wanted,
             "mark": self._mark,
@@ -355,12 +358,25 @@ class _Work:
         }
         write_atomically(self._state, json.dumps(state).encode())
 
+    def forget(self) -> None:
+        """Note that nothing is finished: from now on what is in the directory may be of another dataset."""
+        os.unlink(self._state)
+        sync_directory(os.path.dirname(self._state))
+
     def drop_after(self, names: list[str]) -> None:
         """Remove what does not belong to the dataset: shards of an earlier call, and unfinished ones."""
         keep = {*names, "meta.json"}
         for name in os.listdir(self.data):
             if name not in keep:
                 _remove(os.path.join(self.data, name))
+
+
+def _stamp(path: str) -> tuple[int, int, int]:
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        return -1, 0, 0
+    return status.st_size, status.st_mtime_ns, status.st_ino
 
 
 @contextlib.contextmanager

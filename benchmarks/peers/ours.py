@@ -9,9 +9,11 @@ from benchmarks import legate_start
 from benchmarks.peers import Call, Opened, Peer, opened_fault
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from benchmarks.datasets import Dataset
 
-__all__ = ["LOADS", "OPEN", "SLICES"]
+__all__ = ["LOADS", "OPEN", "SLICES", "open_with"]
 
 
 def _prepare(engine: str) -> None:
@@ -40,15 +42,23 @@ def _slice(engine: str, dataset: Dataset) -> Call:
     return lambda rows: shards[rows.start : rows.stop].compute(engine=engine)
 
 
-def _open(dataset: Dataset) -> Call:
+def _open(dataset: Dataset, manifest: str = "auto", before: Callable[[Dataset], None] | None = None) -> Call:
     _prepare("numpy")
     import lazyshards
 
+    if before is not None:
+        before(dataset)
+
     def call(_: range) -> Opened:
-        shards = lazyshards.open_shards(dataset.folder)
+        shards = lazyshards.open_shards(dataset.folder, manifest=manifest)
         return Opened(len(shards), shards)
 
     return call
+
+
+def open_with(*, manifest: str, prepare: Callable[[Dataset], None]) -> Callable[[Dataset], Call]:
+    """Return the setup of opening by a policy, after something was prepared that is not timed."""
+    return partial(_open, manifest=manifest, before=prepare)
 
 
 LOADS = (

@@ -190,9 +190,9 @@ class _StatusTable:
     """
 
     def __init__(self, count: int) -> None:
-        width = max(_LEAST_STATUS_NBYTES, min(_STATUS_NBYTES, _TABLE_NBYTES // count))
-        self._store = get_legate_runtime().create_store(legate_types.uint8, (count, width))
-        self.rows = self._store.partition_by_tiling((1, width))
+        self.width = max(_LEAST_STATUS_NBYTES, min(_STATUS_NBYTES, _TABLE_NBYTES // count))
+        self._store = get_legate_runtime().create_store(legate_types.uint8, (count, self.width))
+        self.rows = self._store.partition_by_tiling((1, self.width))
 
     def read(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """Wait for the tiles of this launch alone, the interpreter lock free meanwhile, and return what they said."""
@@ -324,12 +324,13 @@ def _launch(plan: ReadPlan, store: Any) -> _StatusTable:
     launch.add_output(store.partition_by_tiling((tile_rows, *plan.cell_shape)))
     launch.add_output(status.rows)
     launch.add_scalar_arg(_encode(plan), legate_types.string_type)
+    launch.add_scalar_arg(status.width, legate_types.int64)
     launch.execute()
     return status
 
 
 def _gathers(plan: ReadPlan) -> bool:
-    """Return whether the rows are an array that travels as a store, each tile's to its leaf: the plan cannot hold it."""
+    """Return whether the rows are an array that travels as a store, each tile's to its leaf, and not in the plan."""
     return isinstance(plan.rows, np.ndarray) and (_started.node_count == 1 or plan.rows.nbytes > _ROWS_NBYTES)
 
 
@@ -371,16 +372,18 @@ def _touch(ctx: TaskContext, out: OutputStore) -> None:
 
 
 @task(variants=_VARIANTS)
-def _fill(ctx: TaskContext, out: OutputStore, status: OutputStore, plan: str) -> None:
-    _run_leaf(ctx, out, status, plan, None)
+def _fill(ctx: TaskContext, out: OutputStore, status: OutputStore, plan: str, width: int) -> None:
+    _run_leaf(ctx, out, status, plan, width, None)
 
 
 @task(variants=_VARIANTS)
-def _gather(ctx: TaskContext, rows: InputStore, out: OutputStore, status: OutputStore, plan: str) -> None:
-    _run_leaf(ctx, out, status, plan, rows)
+def _gather(ctx: TaskContext, rows: InputStore, out: OutputStore, status: OutputStore, plan: str, width: int) -> None:
+    _run_leaf(ctx, out, status, plan, width, rows)
 
 
-def _run_leaf(ctx: TaskContext, out: OutputStore, status: OutputStore, text: str, wanted: InputStore | None) -> None:
+def _run_leaf(
+    ctx: TaskContext, out: OutputStore, status: OutputStore, text: str, width: int, wanted: InputStore | None
+) -> None:
     """Fill one tile and write how it went; nothing may escape, since that would abort the process."""
     on_gpu = ctx.get_variant_kind() == VariantCode.GPU
     message = b""
@@ -404,7 +407,7 @@ def _run_leaf(ctx: TaskContext, out: OutputStore, status: OutputStore, text: str
             fill(view, tile, layout, cell)
     except BaseException as exc:  # noqa: BLE001  # KeyboardInterrupt and SystemExit abort or vanish as well
         message = _describe(exc)
-    _write_status(status, message, address, on_gpu)
+    _write_status(status, width, message, address, on_gpu)
 
 
 def _describe(exc: BaseException) -> bytes:
@@ -415,8 +418,7 @@ def _describe(exc: BaseException) -> bytes:
         return type(exc).__name__.encode()[: _STATUS_NBYTES - 1]
 
 
-def _write_status(status: OutputStore, message: bytes, address: int, on_gpu: bool) -> None:
-    width = status.get_inline_allocation().shape[1] if on_gpu else np.asarray(status).shape[1]
+def _write_status(status: OutputStore, width: int, message: bytes, address: int, on_gpu: bool) -> None:
     row = np.zeros((1, width), np.uint8)
     row[0, 0] = _FAILED if message else _OK
     text = message[: width - 1] or address.to_bytes(8, sys.byteorder)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["FILTER_NAMES", "Bytes", "CodecError", "Filter", "can_decode", "decode", "lacking"]
+__all__ = ["FILTER_NAMES", "Bytes", "CodecError", "Filter", "can_decode", "decode", "inflater", "lacking"]
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
@@ -138,8 +138,18 @@ def decode(filters: Sequence[Filter], mask: int, raw: memoryview, out: Bytes) ->
         out[...] = found
 
 
+@cache
+def inflater() -> Any:  # a module: the fastest that is installed
+    """Return isal's zlib if it is installed, which inflates about twice as fast, else Python's; both are used alike."""
+    try:
+        from isal import isal_zlib
+    except ImportError:
+        return zlib
+    return isal_zlib
+
+
 def _undo_deflate(data: memoryview, nbytes: int, values: tuple[int, ...], out: Bytes | None) -> memoryview:
-    inflate = _inflater()
+    inflate = inflater()
     try:
         stream = inflate.decompressobj()
         # One byte more than there can be: so the end of the stream, and its checksum, are reached.
@@ -281,16 +291,6 @@ def _run(function: Callable[..., object], name: str, data: object, out: Bytes) -
     except (RuntimeError, ValueError) as exc:
         raise CodecError(f"{name}: {exc}") from exc
     return out.data
-
-
-@cache
-def _inflater() -> Any:  # a module: the fastest that is installed
-    """Return isal's zlib if it is installed, which inflates about twice as fast, else Python's."""
-    try:
-        from isal import isal_zlib
-    except ImportError:
-        return zlib
-    return isal_zlib
 
 
 @cache

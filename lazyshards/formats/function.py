@@ -11,10 +11,13 @@ import numpy.typing as npt
 
 from lazyshards.errors import LazyShardsError, ShardReadError
 from lazyshards.formats.base import Fault
+from lazyshards.formats.faults import unreadable
+from lazyshards.formats.options import is_count, row_shape_option
+from lazyshards.formats.stamps import check_stamps
 from lazyshards.functions import NamedFunction, keep_function
 from lazyshards.layout import Decoded, Shard, native_dtype
 from lazyshards.selection import Cell, cell_index
-from lazyshards.storage.base import Part, Storage
+from lazyshards.storage.base import Storage
 
 __all__ = ["FunctionFormat"]
 
@@ -45,19 +48,17 @@ class FunctionFormat:
         lacking = [f"{option}=" for option in _OPTIONS if options.get(option) is None]
         if lacking:
             raise TypeError(f"a dataset read by a function needs {', '.join(lacking)}")
-        function, row_shape = options["reader"], options["row_shape"]
+        function = options["reader"]
         if not callable(function):
             raise TypeError(f"reader={function!r} is not a function of a path, a start and a stop")
-        row_shape = (row_shape,) if isinstance(row_shape, int) else row_shape
-        if not isinstance(row_shape, Sequence) or not all(_is_count(size) for size in row_shape):
-            raise TypeError(f"row_shape={row_shape!r} is not a shape: expected a tuple of integers, 0 or more")
+        shape = row_shape_option(options["row_shape"])
         counts = _count_rows(paths, storage, options["rows"])
-        dtype, shape = native_dtype(options["dtype"]), tuple(map(int, row_shape))
+        dtype = native_dtype(options["dtype"])
         source = Decoded(keep_function(function))
         found: list[Shard | Fault] = []
         for path, head, count in zip(paths, storage.heads(paths, 1), counts, strict=True):
             if head.error is not None:
-                found.append(Fault(path, f"cannot be read: {head.error.strerror or head.error}", head.error))
+                found.append(unreadable(path, head.error))
             elif isinstance(count, Fault):
                 found.append(count)
             else:
@@ -74,20 +75,14 @@ class FunctionFormat:
         for done in range(0, len(out), step):
             count = min(step, len(out) - done)
             out[done : done + count] = _call(reader, shard, start + done, start + done + count, storage)[index]
-        if shard.stamp.size:
-            # The storage compares the stamps of all that it reads: one byte, so that it does so here.
-            storage.fetch_into([Part(shard.path, shard.stamp, 0, memoryview(bytearray(1)))])
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= 0)
+        check_stamps([(shard.path, shard.stamp)], storage)
 
 
 def _count_rows(paths: Sequence[str], storage: Storage, rows: object) -> list[int | Fault]:
     """Return the rows of every file, from a list or by asking a function."""
     if not callable(rows):
         counts = list(rows) if isinstance(rows, Sequence | np.ndarray) else rows
-        if not isinstance(counts, list) or not all(_is_count(count) for count in counts):
+        if not isinstance(counts, list) or not all(is_count(count) for count in counts):
             raise TypeError(f"rows={rows!r:.80} is neither a list of the rows of each file nor a function of a path")
         if len(counts) != len(paths):
             raise ValueError(f"rows= says how many rows {len(counts):,} files hold, but there are {len(paths):,} files")
@@ -100,7 +95,7 @@ def _count_rows(paths: Sequence[str], storage: Storage, rows: object) -> list[in
             found.append(Fault(path, f"has rows that rows= cannot count: {type(exc).__name__}: {exc}"))
         else:
             wrong = Fault(path, f"has {count!r:.80} rows, as rows= counts them; expected an integer, 0 or more")
-            found.append(int(count) if _is_count(count) else wrong)
+            found.append(int(count) if is_count(count) else wrong)
     return found
 
 

@@ -17,10 +17,14 @@ import numpy.typing as npt
 from lazyshards.access import accesses
 from lazyshards.errors import LazyShardsError, ShardReadError
 from lazyshards.formats.base import Fault
-from lazyshards.formats.hdf5_chunks import Chunks, ascending, check_stamps, read_chunks
+from lazyshards.formats.faults import unreadable
+from lazyshards.formats.grid import ascending
+from lazyshards.formats.hdf5_chunks import Chunks, read_chunks
 from lazyshards.formats.hdf5_describe import Describer, Joined, Piece, Whole
 from lazyshards.formats.hdf5_library import SIGNATURE, H5File, RefusedError, h5py, open_file, read_block
 from lazyshards.formats.hdf5_names import array_names, describe_names, matching_names
+from lazyshards.formats.options import check_options
+from lazyshards.formats.stamps import check_stamps
 from lazyshards.layout import Decoded, Extent, Extents, Layout, Packed, Segment, Shard
 from lazyshards.selection import Cell
 from lazyshards.storage.base import Head, Part, Stamp, Storage
@@ -48,16 +52,9 @@ class _Options(NamedTuple):
 
     @classmethod
     def of(cls, options: Mapping[str, object]) -> "_Options":
-        for name in options:
-            if name not in ("dataset", "allow_external", "unwritten"):
-                raise TypeError(
-                    f"the hdf5 format takes no option {name!r}: it has dataset, allow_external and unwritten"
-                )
-        dataset, allow, unwritten = (
-            options.get("dataset"),
-            options.get("allow_external", False),
-            options.get("unwritten", "raise"),
-        )
+        check_options(options, "hdf5", ("dataset", "allow_external", "unwritten"))
+        dataset = options.get("dataset")
+        allow, unwritten = options.get("allow_external", False), options.get("unwritten", "raise")
         if not isinstance(allow, bool):
             raise TypeError(f"allow_external={allow!r}: expected True or False")
         if unwritten not in ("raise", "fill"):
@@ -96,7 +93,7 @@ class Hdf5Format:
         only = ""
         for path, head in zip(paths, heads, strict=True):
             if head.error is not None:
-                found.append(Fault(path, f"cannot be read: {head.error.strerror or head.error}", head.error))
+                found.append(unreadable(path, head.error))
                 continue
             try:
                 with open_file(path, storage, head.stamp.size, head.data) as file:

@@ -7,23 +7,29 @@ The archive's directory is read by Python's ``zipfile``, and the header of a mem
 """
 
 import io
-import zipfile
-import zlib
+import os
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from threading import Lock
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from lazyshards.errors import ShardReadError
 from lazyshards.formats.base import Fault
+from lazyshards.formats.codecs import inflater
+from lazyshards.formats.faults import list_names, unreadable
 from lazyshards.formats.npy import NpyFormat
+from lazyshards.formats.options import check_options, name_option
+from lazyshards.formats.stamps import check_stamps
 from lazyshards.layout import Decoded, Packed, Planes, Shard
 from lazyshards.selection import Cell, cell_index, is_whole
 from lazyshards.storage.base import Head, Part, Stamp, Storage
+
+if TYPE_CHECKING:
+    from zipfile import ZipInfo
 
 __all__ = ["NpzFormat"]
 
@@ -39,7 +45,12 @@ _PIECE_NBYTES = 1 << 20
 """Bytes inflated at a time."""
 _MOST_RATIO = 1032
 """How many times as long as what was deflated deflate can make it at most."""
-_NAMES = {zipfile.ZIP_BZIP2: "bzip2", zipfile.ZIP_LZMA: "lzma", 93: "zstd"}
+_STORED, _DEFLATED = 0, 8
+"""Methods of compression that are read, by their numbers in zip files."""
+_METHODS = {12: "bzip2", 14: "lzma", 93: "zstd"}
+"""Others; for messages."""
+_RAW_WINDOW = -15
+"""What zlib takes for the window of a stream without a framing of its own."""
 
 
 class _Member(NamedTuple):
@@ -82,12 +93,8 @@ class NpzFormat:
 
     def inspect(self, paths: Sequence[str], storage: Storage, options: Mapping[str, object]) -> list[Shard | Fault]:
         """Return a shard, or what is wrong, for every archive."""
-        for option in options:
-            if option != "member":
-                raise TypeError(f"the npz format takes no option {option!r}: it takes member")
-        wanted = options.get("member")
-        if wanted is not None and not isinstance(wanted, str):
-            raise TypeError(f"member={wanted!r} is not a name: expected a text")
+        check_options(options, self.name, ("member",))
+        wanted = name_option(options, "member")
         heads = storage.heads(paths, 4)
         found: list[Any] = _directories(paths, heads, storage)
         found = [
@@ -155,13 +162,15 @@ class _Tail(io.RawIOBase):
         return found
 
 
-def _directories(paths: Sequence[str], heads: Sequence[Head], storage: Storage) -> list[list[zipfile.ZipInfo] | Fault]:
+def _directories(paths: Sequence[str], heads: Sequence[Head], storage: Storage) -> list["list[ZipInfo] | Fault"]:
     """Return the directory of every archive; its end is read, and more of it only where that does not do."""
-    found: dict[int, list[zipfile.ZipInfo] | Fault] = {}
+    from zipfile import BadZipFile, ZipFile  # here, as it takes longer to import than most of the package
+
+    found: dict[int, list[ZipInfo] | Fault] = {}
     starts: dict[int, int] = {}
     for i, (path, head) in enumerate(zip(paths, heads, strict=True)):
         if head.error is not None:
-            found[i] = Fault(path, f"cannot be read: {head.error.strerror or head.error}", head.error)
+            found[i] = unreadable(path, head.error)
         elif head.data[:2] != b"PK":
             what = f"begins with {head.data!r}" if head.data else "is empty"
             found[i] = Fault(path, f"{what}, expected a .npz archive (a zip file, {b'PK'!r})")
@@ -173,7 +182,7 @@ def _directories(paths: Sequence[str], heads: Sequence[Head], storage: Storage) 
         for (i, start), data in zip(starts.items(), storage.fetch(ranges), strict=True):
             size = heads[i].stamp.size
             try:
-                with zipfile.ZipFile(_Tail(data, size)) as archive:
+                with ZipFile(_Tail(data, size)) as archive:
                     found[i] = archive.infolist()
             except _Unread as exc:
                 first = min(int(exc.args[0]), start - 1)
@@ -184,22 +193,22 @@ def _directories(paths: Sequence[str], heads: Sequence[Head], storage: Storage) 
                     )
                 else:
                     again[i] = max(0, first)
-            except (zipfile.BadZipFile, NotImplementedError, OSError, ValueError, EOFError, IndexError) as exc:
+            except (BadZipFile, NotImplementedError, OSError, ValueError, EOFError, IndexError) as exc:
                 found[i] = Fault(paths[i], f"is truncated or damaged: it is no whole .npz archive ({exc})")
         starts = again
     return [found[i] for i in range(len(paths))]
 
 
-def _choose(path: str, infos: Sequence[zipfile.ZipInfo], wanted: str | None) -> zipfile.ZipInfo | Fault:
+def _choose(path: str, infos: "Sequence[ZipInfo]", wanted: str | None) -> "ZipInfo | Fault":
     """Return the member that is the shard."""
-    arrays: dict[str, zipfile.ZipInfo] = {}
+    arrays: dict[str, ZipInfo] = {}
     for info in infos:
         if info.filename.endswith(".npy"):
             name = info.filename.removesuffix(".npy")
             if name in arrays:
                 return Fault(path, f"holds the array {name!r} twice")
             arrays[name] = info
-    names = ", ".join(map(repr, list(arrays)[:10])) + (f" and {len(arrays) - 10:,} more" if len(arrays) > 10 else "")
+    names = list_names(list(arrays))
     if wanted is None:
         if len(arrays) != 1:
             what = f"holds {len(arrays):,} arrays ({names}): say which with member=" if arrays else "holds no array"
@@ -212,14 +221,14 @@ def _choose(path: str, infos: Sequence[zipfile.ZipInfo], wanted: str | None) -> 
 def _locate(paths: Sequence[str], heads: Sequence[Head], found: Sequence[Any], storage: Storage) -> list[Any]:
     """Return where the data of each member begins: its own header, which tells, may be longer than in the directory."""
     located = list(found)
-    wanted = [i for i, info in enumerate(found) if isinstance(info, zipfile.ZipInfo)]
+    wanted = [i for i, info in enumerate(found) if not isinstance(info, Fault)]
     data = storage.fetch([(paths[i], found[i].header_offset, _LOCAL_NBYTES) for i in wanted])
     for i, local in zip(wanted, data, strict=True):
         located[i] = _member(paths[i], found[i], local, heads[i].stamp.size)
     return located
 
 
-def _member(path: str, info: zipfile.ZipInfo, local: bytes, size: int) -> _Member | Fault:
+def _member(path: str, info: "ZipInfo", local: bytes, size: int) -> _Member | Fault:
     """Return the member whose own header begins with ``local``, checked against the directory and the file's size."""
     name = info.filename.removesuffix(".npy")
     if len(local) < _LOCAL_NBYTES or local[:4] != b"PK\x03\x04":
@@ -227,8 +236,8 @@ def _member(path: str, info: zipfile.ZipInfo, local: bytes, size: int) -> _Membe
     flags, method = (int.from_bytes(local[at : at + 2], "little") for at in (6, 8))
     if flags & 1 or info.flag_bits & 1:
         return Fault(path, f"holds the array {name!r} encrypted, which is not read")
-    if method != info.compress_type or method not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        what = _NAMES.get(info.compress_type, f"method {info.compress_type}")
+    if method != info.compress_type or method not in (_STORED, _DEFLATED):
+        what = _METHODS.get(info.compress_type, f"method {info.compress_type}")
         return Fault(path, f"holds the array {name!r} compressed by {what}, expected stored or deflated")
     offset = info.header_offset + _LOCAL_NBYTES + int.from_bytes(local[26:28], "little")
     offset += int.from_bytes(local[28:30], "little")
@@ -237,7 +246,7 @@ def _member(path: str, info: zipfile.ZipInfo, local: bytes, size: int) -> _Membe
             path,
             f"is truncated: it holds {size:,} bytes, its array {name!r} ends at byte {offset + info.compress_size:,}",
         )
-    is_deflated = method == zipfile.ZIP_DEFLATED
+    is_deflated = method == _DEFLATED
     if info.file_size != info.compress_size if not is_deflated else info.file_size > _MOST_RATIO * info.compress_size:
         return Fault(
             path,
@@ -278,9 +287,10 @@ class _Members:
 
 def _inflated(data: bytes, offset: int, nbytes: int) -> bytes:
     """Return bytes of what was deflated; none of them if it is damaged, which the npy format then tells."""
+    module = inflater()
     try:
-        return zlib.decompressobj(-15).decompress(data, offset + nbytes)[offset:]
-    except zlib.error:
+        return bytes(module.decompressobj(_RAW_WINDOW).decompress(data, offset + nbytes)[offset:])
+    except module.error:
         return b""
 
 
@@ -320,7 +330,8 @@ class _Stream:
         self._taken = 0
         """Bytes read from the archive."""
         self._crc = 0
-        self._inflate = zlib.decompressobj(-15)
+        self._module = inflater()
+        self._inflate = self._module.decompressobj(_RAW_WINDOW)
         self._pending = b""
 
     def pieces(self, stop: int) -> Iterator[bytes]:
@@ -333,8 +344,8 @@ class _Stream:
             if not self._pending and self._taken < self.member.stored_nbytes:
                 self._pending = self._fetch()
             try:
-                data = self._inflate.decompress(self._pending, nbytes)
-            except zlib.error as exc:
+                data: bytes = self._inflate.decompress(self._pending, nbytes)
+            except self._module.error as exc:
                 raise self._damage(str(exc)) from exc
             self._pending = self._inflate.unconsumed_tail
             if data:
@@ -342,7 +353,7 @@ class _Stream:
             if self._inflate.eof or (not self._pending and self._taken >= self.member.stored_nbytes):
                 raise self._damage(f"it ends after {self.at:,} of {self.member.nbytes:,} bytes")
         self.at += len(data)
-        self._crc = zlib.crc32(data, self._crc)
+        self._crc = self._module.crc32(data, self._crc)
         if self.at == self.member.nbytes and self._crc != self.member.crc:
             raise self._damage(f"its checksum is {self._crc:#010x}, expected {self.member.crc:#010x}")
         return data
@@ -369,6 +380,15 @@ _MOST_STREAMS = 8
 _lock = Lock()
 
 
+def _forget() -> None:
+    global _lock  # in a child process the lock may be one that another thread held when the process was forked
+    _lock = Lock()
+    _streams.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
 def _take_stream(shard: Shard, member: _Member, storage: Storage, at: int) -> _Stream:
     """Return a stream that has not passed byte ``at``: one that was left, or a new one."""
     with _lock:
@@ -379,7 +399,7 @@ def _take_stream(shard: Shard, member: _Member, storage: Storage, at: int) -> _S
         left.remove(best)
     best.storage = storage
     # It may go on with bytes that it has: whether the archive is still the same is asked here.
-    storage.fetch_into([Part(shard.path, shard.stamp, member.offset, memoryview(bytearray(1)))])
+    check_stamps([(shard.path, shard.stamp)], storage)
     return best
 
 

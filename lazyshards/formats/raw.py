@@ -10,6 +10,8 @@ import numpy.typing as npt
 
 from lazyshards.errors import LazyShardsError
 from lazyshards.formats.base import Fault
+from lazyshards.formats.faults import unreadable
+from lazyshards.formats.options import check_options, is_count, row_shape_option
 from lazyshards.layout import Packed, Shard, native_dtype
 from lazyshards.selection import Cell
 from lazyshards.storage.base import Head, Storage
@@ -58,7 +60,7 @@ class RawFormat:
         found: list[Shard | Fault] = []
         for path, sidecar, head in zip(paths, sidecars, storage.heads(paths, 1), strict=True):
             if head.error is not None:
-                found.append(Fault(path, f"cannot be read: {head.error.strerror or head.error}", head.error))
+                found.append(unreadable(path, head.error))
                 continue
             if sidecar not in known:
                 known[sidecar] = _agreed(given, described[sidecar], sidecar)
@@ -76,25 +78,15 @@ class RawFormat:
 
 def _given(options: Mapping[str, object]) -> _Description:
     """Return what the options say; TypeError or ValueError if they make no sense."""
-    for name in options:
-        if name not in {"dtype", "row_shape", "offset"}:
-            raise TypeError(f"the raw format takes no option {name!r}: it takes dtype, row_shape and offset")
+    check_options(options, "raw", ("dtype", "row_shape", "offset"))
     dtype, row_shape, offset = options.get("dtype"), options.get("row_shape"), options.get("offset")
-    if row_shape is not None:
-        row_shape = (row_shape,) if isinstance(row_shape, int) else row_shape
-        if not isinstance(row_shape, Sequence) or not all(_is_count(size) for size in row_shape):
-            raise TypeError(f"row_shape={row_shape!r} is not a shape: expected a tuple of integers, 0 or more")
-    if offset is not None and not _is_count(offset):
+    if offset is not None and not is_count(offset):
         raise TypeError(f"offset={offset!r} is not a number of bytes: expected an integer, 0 or more")
     return _Description(
         None if dtype is None else _stored_dtype(dtype),
-        None if row_shape is None else tuple(map(int, row_shape)),
+        None if row_shape is None else row_shape_option(row_shape),
         None if offset is None else int(offset),  # type: ignore[call-overload]  # it is an integer, as was seen
     )
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= 0)
 
 
 def _stored_dtype(dtype: object) -> np.dtype[np.generic]:
@@ -136,10 +128,10 @@ def _parse_sidecar(data: bytes) -> _Description:
     dtype, shape = described.get("dtype"), described.get("shape")
     if isinstance(dtype, list):  # fields, as JSON has no tuples
         dtype = [tuple(tuple(item) if isinstance(item, list) else item for item in field) for field in dtype]
-    if shape is not None and not (isinstance(shape, list) and all(_is_count(size) for size in shape)):
+    if shape is not None and not (isinstance(shape, list) and all(is_count(size) for size in shape)):
         raise ValueError(f"its shape is {shape!r}, expected a list of integers: the shape of one row")
     for key in ("offset", "rows_per_shard"):
-        if described.get(key) is not None and not _is_count(described[key]):
+        if described.get(key) is not None and not is_count(described[key]):
             raise ValueError(f"its {key} is {described[key]!r}, expected an integer, 0 or more")
     return _Description(
         None if dtype is None else _stored_dtype(dtype),

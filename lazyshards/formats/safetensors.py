@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lazyshards.formats.base import Fault
+from lazyshards.formats.faults import list_names, unreadable
+from lazyshards.formats.options import check_options, name_option
 from lazyshards.layout import Packed, Shard
 from lazyshards.selection import Cell
 from lazyshards.storage.base import Head, Storage
@@ -73,12 +75,8 @@ class SafetensorsFormat:
 
     def inspect(self, paths: Sequence[str], storage: Storage, options: Mapping[str, object]) -> list[Shard | Fault]:
         """Return a shard, or what is wrong, for every file."""
-        for option in options:
-            if option != "tensor":
-                raise TypeError(f"the safetensors format takes no option {option!r}: it takes tensor")
-        wanted = options.get("tensor")
-        if wanted is not None and not isinstance(wanted, str):
-            raise TypeError(f"tensor={wanted!r} is not a name: expected a text")
+        check_options(options, self.name, ("tensor",))
+        wanted = name_option(options, "tensor")
         heads = storage.heads(paths, _HEAD_NBYTES)
         texts = [_header(path, head) for path, head in zip(paths, heads, strict=True)]
         longer = [i for i, text in enumerate(texts) if isinstance(text, int)]
@@ -106,7 +104,7 @@ def _header(path: str, head: Head) -> bytes | int | Fault:
     """Return the text of the header, its length if more must be read for it, or what is wrong."""
     data, stamp, error = head
     if error is not None:
-        return Fault(path, f"cannot be read: {error.strerror or error}", error)
+        return unreadable(path, error)
     if len(data) < _PREFIX_NBYTES:
         return Fault(path, f"holds {len(data)} bytes, expected a safetensors header after the first {_PREFIX_NBYTES}")
     size = int.from_bytes(data[:_PREFIX_NBYTES], "little")
@@ -173,9 +171,7 @@ def _shard(path: str, head: Head, tensors: dict[str, _Tensor] | str, begin: int,
     if size != end:
         what = "is truncated: it" if size < end else "goes on after its tensors: it"
         return Fault(path, f"{what} holds {size:,} bytes, its header promises {end:,}")
-    names = ", ".join(map(repr, sorted(tensors)[:10]))
-    if len(tensors) > 10:
-        names += f" and {len(tensors) - 10:,} more"
+    names = list_names(sorted(tensors))
     if wanted is None and len(tensors) != 1:
         what = f"holds {len(tensors):,} tensors ({names}): say which with tensor=" if tensors else "holds no tensor"
         return Fault(path, what)

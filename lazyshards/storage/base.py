@@ -39,8 +39,6 @@ class Entry(NamedTuple):
     """Path or URL, as the other methods of the storage take it."""
     is_directory: bool
     """Whether it is a directory rather than a file."""
-    stamp: Stamp | None = None
-    """Its stamp, where the listing tells it at no price; ``Storage.heads`` of no bytes tells it elsewhere."""
 
 
 class Head(NamedTuple):
@@ -94,7 +92,10 @@ class Storage(Protocol):
         ...
 
     def heads(self, paths: Sequence[str], nbytes: int) -> list[Head]:
-        """Return the first ``nbytes`` bytes and the stamp of every file, errors in place, concurrently if that pays."""
+        """Return the first ``nbytes`` bytes and the stamp of every file, errors in place, concurrently if that pays.
+
+        Of no bytes, the stamps alone: from the last listing if that told them, and as cheaply as can be if not.
+        """
         ...
 
     def fetch(self, ranges: Sequence[tuple[str, int, int]]) -> list[bytes]:

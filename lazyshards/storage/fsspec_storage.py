@@ -78,17 +78,16 @@ class FsspecStorage:
 
         kind, found = find_entries(mount, path, parse_name(self.vault.reveal(path)), ask)
         self._listed.clear()
-        entries = []
         for name, info in found:
             stamp = stamp_of(info, mount.inside)
-            is_known = info.get("type") == "file" and stamp.size >= 0
-            if is_known:
+            if info.get("type") == "file" and stamp.size >= 0:
                 self._listed[name] = stamp
-            entries.append(Entry(name, info.get("type") == "directory", stamp if is_known else None))
-        return kind, entries
+        return kind, [Entry(name, info.get("type") == "directory") for name, info in found]
 
     def heads(self, paths: Sequence[str], nbytes: int) -> list[Head]:
-        """Return the first bytes and the stamp of every file, errors in place."""
+        """Return the first bytes and the stamp of every file, errors in place; of no bytes, as the listing told it."""
+        if not nbytes and all([path in self._listed for path in paths]):
+            return [Head(b"", self._listed.pop(path)) for path in paths]
         # Of no bytes there is no range to ask for: of one, the answer tells the stamp as well.
         requests = [Request(path, _NO_STAMP, 0, max(1, nbytes), ()) for path in paths]
         heads = []
@@ -144,6 +143,11 @@ class FsspecStorage:
                 f"{path!r} is truncated: it ends at byte {end:,}, and held {stamps[path].size:,} bytes when it was "
                 "opened; restore the file, then open the dataset again"
             )
+
+    def put(self, path: str, data: bytes) -> None:
+        """Write a whole file, at once where the file system is an object store."""
+        mount, inner = self._locate(path)
+        self._ask(mount, path, "written", "pipe_file", inner, data)
 
     def open(self, path: str) -> BinaryIO:
         """Return the file, open for reading."""

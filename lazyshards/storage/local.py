@@ -44,8 +44,7 @@ class LocalStorage:
         try:
             if os.path.isdir(path):
                 with os.scandir(path) as entries:
-                    new = tuple.__new__
-                    return "directory", [new(Entry, (entry.path, _is_directory(entry), None)) for entry in entries]
+                    return "directory", [tuple.__new__(Entry, (entry.path, _is_directory(entry))) for entry in entries]
             if os.path.lexists(path):
                 return "file", [Entry(path, False)]
             if glob.has_magic(path):

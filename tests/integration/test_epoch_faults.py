@@ -26,9 +26,8 @@ def walk(batches):
     """Return the first elements of the batches up to an error, and the error."""
     found = []
     try:
-        for batch in batches:
-            found.append(np.asarray(batch)[:, 0].tolist())
-    except Exception as exc:
+        found.extend(np.asarray(batch)[:, 0].tolist() for batch in batches)
+    except Exception as exc:  # noqa: BLE001  # whatever it is, the test looks at it
         return found, exc
     return found, None
 
@@ -137,10 +136,16 @@ def leftovers(engine):
     return [t.name for t in threading.enumerate() if not t.name.startswith(("MainThread", "lazyshards"))], open_files()
 
 
+def fail(batches):
+    """Raise while a batch is worked with."""
+    for _ in batches:
+        raise KeyError
+
+
 @pytest.mark.parametrize("kind", ["dataset", "bundle"])
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_a_consumer_that_stops_leaves_nothing(ten, engine, kind, shuffle):
-    """A consumer that stops, raises or forgets its iterator leaves no thread, no open file and no collector turned off."""
+    """A consumer that stops, raises or forgets its iterator leaves no thread, no open file, and the collector on."""
     ds = open_shards(ten, engine=engine)
     source = zip_shards(x=ds, y=ds[:, 0]) if kind == "bundle" else ds
     list(source.batches(8))
@@ -148,8 +153,7 @@ def test_a_consumer_that_stops_leaves_nothing(ten, engine, kind, shuffle):
     for _ in range(3):
         next(iter(source.batches(2, prefetch=4, shuffle=shuffle)))
         with pytest.raises(KeyError):
-            for _ in source.batches(2, prefetch=4, shuffle=shuffle):
-                raise KeyError
+            fail(source.batches(2, prefetch=4, shuffle=shuffle))
         it = source.batches(2, prefetch=4, shuffle=shuffle)
         running = iter(it)
         next(running)
@@ -222,8 +226,8 @@ def test_ten_thousand_batches(ten, child):
         import resource, sys
         import numpy as np, lazyshards
         from lazyshards.engines import bringup
-        engines = ["numpy"] if bringup.why_unavailable() else ["numpy", "legate"]
-        for engine in engines:
+        engines = {"numpy": 4_000} if bringup.why_unavailable() else {"numpy": 4_000, "legate": 64_000}
+        for engine, most in engines.items():  # Legate itself keeps 3 KiB for each array that ever was
             ds = lazyshards.open_shards(sys.argv[1:], engine=engine)
             it = ds.batches(4, shuffle=True, seed=0, epochs=1_000)
             for count, batch in enumerate(it, 1):
@@ -231,7 +235,7 @@ def test_ten_thousand_batches(ten, child):
                     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             assert count == 10_000, count
             grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-            assert grown < 20_000, f"{engine}: {grown} KiB"
+            assert grown < most, f"{engine}: {grown} KiB"
         """,
         *ten,
     )

@@ -53,7 +53,7 @@ HEAVY = {
     "aiohttp": {"storage.readers"},
     "torch": {"adapters.torch"},
     "dask": {"adapters.dask"},
-    "tqdm": {"batches", "cli", "commands"},
+    "tqdm": {"batches", "cli", "commands", "writing"},
     "xxhash": {"hashing"},
     "hypothesis": {"testing"},
     "pytest": {"testing"},

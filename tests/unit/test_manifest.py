@@ -2,17 +2,19 @@ import json
 import os
 import pickle
 import shutil
+import zipfile
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pytest
 
 import lazyshards
-from lazyshards import catalog, finding, manifest, open_shards
+from lazyshards import catalog, finding, manifest, open_shards, write_shards
 from lazyshards.errors import LayoutError, ShardChangedError, ShardReadError, ShardsNotFoundError
 from lazyshards.layout import Layout, Names
 from lazyshards.storage import LocalStorage
-from lazyshards.testing import RecordingStorage, assert_same, example_array, write_npy_shards
+from lazyshards.testing import RecordingStorage, assert_same, example_array, npy_bytes, write_npy_shards
 
 pytestmark = pytest.mark.usefixtures("on_numpy")
 
@@ -492,17 +494,35 @@ def test_function_cannot_be_saved(tmp_path):
         ds.save_manifest()
 
 
-def test_remote_cannot_be_saved():
-    """Shards that are not on this machine have no manifest yet, and the error says so."""
-    import io
+def test_remote(monkeypatch):
+    """A manifest lies beside remote shards as well; what changed there since is seen in one listing."""
+    fs = fsspec.filesystem("memory")
+    for i in range(3):
+        fs.pipe(f"/manifests/a_{i}.npy", npy_bytes(np.arange(4)))
+    assert open_shards("memory://manifests").save_manifest() == f"memory://manifests/{manifest.NAME}"
+    with monkeypatch.context() as patch:
+        patch.setattr(type(finding.find_format("npy")), "inspect", None)
+        ds = open_shards("memory://manifests", manifest="require")
+    assert_same(ds[2:6].compute(), np.array([2, 3, 0, 1]))
+    fs.pipe("/manifests/a_1.npy", npy_bytes(np.arange(5)))
+    assert len(open_shards("memory://manifests")) == 13
+    with pytest.raises(LayoutError, match="1 shard changed"):
+        open_shards("memory://manifests", manifest="require")
 
-    import fsspec
 
-    file = io.BytesIO()
-    np.save(file, np.arange(3))
-    fsspec.filesystem("memory").pipe("/manifests/a_0.npy", file.getvalue())
-    with pytest.raises(LayoutError, match="not on this machine"):
-        open_shards("memory://manifests").save_manifest()
+def test_remote_that_cannot_be_written(tmp_path):
+    """Where nothing can be written the error names the file and says so."""
+    with zipfile.ZipFile(tmp_path / "set.zip", "w") as archive:
+        archive.writestr("a_0.npy", npy_bytes(np.arange(3)))
+    with pytest.raises(OSError, match=manifest.NAME):
+        open_shards(f"zip://::{tmp_path}/set.zip").save_manifest()
+
+
+def test_stores_have_none(tmp_path):
+    """Stores have no manifest, as a chunk can change without a trace in the directory; the error says so."""
+    write_shards(np.zeros((4, 2)), tmp_path / "set", format="zarr")
+    with pytest.raises(LayoutError, match="stores have no manifest"):
+        open_shards(tmp_path / "set").save_manifest()
 
 
 def test_directory_that_cannot_be_written(tmp_path, write):
@@ -516,14 +536,11 @@ def test_directory_that_cannot_be_written(tmp_path, write):
 
 def test_no_secret(tmp_path):
     """What a manifest holds is names and numbers of the shards: no root, no storage option, no secret."""
-    import fsspec
-
     folder = tmp_path / "hunter2"
     write_npy_shards(folder, [np.arange(3)])
     secret = "swordfish"
     url = f"simplecache::file://{folder}/shard_0000.npy"
     options = {"file": {"secret": secret}, "simplecache": {"cache_storage": str(tmp_path / "cache")}}
-    assert fsspec.available_protocols()
     ds = open_shards([url], storage_options=options)
     data = manifest.encode(ds._layout, ds._layout.root)
     assert secret.encode() not in data

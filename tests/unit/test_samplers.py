@@ -43,7 +43,7 @@ def everything(found):
 
 @pytest.fixture(params=["c", "numpy"])
 def arithmetic(request, monkeypatch):
-    """The two ways to compute a permutation, in C where the library was built."""
+    """Compute a permutation in two ways, in C where the library was built."""
     if request.param == "numpy":
         monkeypatch.setattr(samplers, "find_library", lambda: None)
     elif samplers.find_library() is None:
@@ -226,7 +226,7 @@ def test_orders_of_two_epochs_are_unrelated():
 
 
 def test_batches_mix_all_shards():
-    """Batches of 100 rows from ten equal shards hold from each what chance has: chi-squared below its 1 - 1e-6 bound."""
+    """Batches of 100 rows from ten equal shards hold of each what chance has: chi-squared is within five deviations."""
     rows = everything(order("rows", 100_000))
     counts = np.array([np.bincount(batch // 10_000, minlength=10) for batch in np.split(rows, 1_000)])
     # 9 degrees of freedom a batch: 9,000, of standard deviation 134; five of them.

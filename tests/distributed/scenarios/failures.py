@@ -1,0 +1,115 @@
+"""Whatever goes wrong on one rank only: what each rank gets, how long that takes, and whether the next compute works."""
+
+import os
+import shutil
+import time
+
+import numpy as np
+from reporting import DATA, OUT, caught, report
+
+import lazyshards
+from lazyshards.engines.ranks import node_id
+
+RANK = node_id()
+found, seconds = {}, {}
+
+
+def local(name):
+    """Return a copy of the shards that this rank alone sees, and those of rank 1 changed as the scenario wants."""
+    path = os.path.join(OUT, f"{name}-{RANK}")
+    shutil.copytree(DATA, path)
+    return path
+
+
+def shard(path, number):
+    """Return the path of one shard."""
+    return sorted(os.path.join(path, name) for name in os.listdir(path))[number]
+
+
+def case(name, action):
+    """Note what an action gave, and how long it took."""
+    began = time.monotonic()
+    found[name] = caught(action)
+    seconds[name] = round(time.monotonic() - began, 1)
+
+
+good = lazyshards.open_shards(DATA)
+
+
+def works():
+    """Read something that every rank sees."""
+    return float(np.asarray(good[50:900, 0, 0].compute()).sum())
+
+
+def missing_last(path):
+    os.remove(shard(path, -1))
+
+
+def missing_middle(path):
+    os.remove(shard(path, 1))
+
+
+def missing_all(path):
+    shutil.rmtree(path)
+
+
+def resized(path):
+    np.save(shard(path, 3), np.zeros((1_200, 3, 2), "f4"))
+
+
+def other_dtype(path):
+    for i in range(5):
+        np.save(shard(path, i), np.load(shard(path, i)).astype("f8"))
+
+
+def damaged(path):
+    with open(shard(path, 0), "r+b") as file:
+        file.write(b"not numpy")
+
+
+for harm in (missing_last, missing_middle, missing_all, resized, other_dtype, damaged):
+    path = local(harm.__name__)
+    if RANK == 1:
+        harm(path)
+    case(f"open: {harm.__name__}", lambda path=path: lazyshards.open_shards(path).shape)
+
+nowhere = os.path.join(OUT, "nowhere")
+case("open: missing for all", lambda: lazyshards.open_shards(nowhere))
+
+path = local("vanished")
+vanishing = lazyshards.open_shards(path)
+if RANK == 1:
+    os.remove(shard(path, 3))
+case("read: vanished", lambda: vanishing.compute(tiles_per_processor=2))
+case("after it", works)
+
+path = local("rewritten")
+changing = lazyshards.open_shards(path)
+if RANK == 1:
+    np.save(shard(path, 3), np.ones((1_300, 3, 2), "f4"))
+case("read: rewritten", lambda: changing.compute(tiles_per_processor=2))
+case("batches: rewritten", lambda: list(changing.batches(700)))
+case("after them", works)
+
+lasting = lazyshards.open_shards(local("refreshed"), on_change="refresh")
+if RANK == 1:
+    np.save(shard(os.path.join(OUT, "refreshed-1"), 3), np.ones((1_300, 3, 1), "f4"))
+case("refresh: rewritten", lambda: lasting.compute())
+
+generator = np.random.default_rng(RANK)
+case("rows of its own", lambda: good[generator.integers(0, 2_400, 50)].compute())
+case("a slice of its own", lambda: good[: 1_000 + RANK].compute())
+case("a seed of its own", lambda: next(iter(good.batches(10, shuffle=True, seed=RANK))))
+case("a batch size of its own", lambda: next(iter(good.batches(10 + RANK))))
+
+
+def resume():
+    batches = good.batches(10, shuffle=True, seed=5)
+    batches.load_state_dict({**batches.state_dict(), "position": 10 * RANK})
+    return next(iter(batches)).shape
+
+
+case("a state of its own", resume)
+case("after all", works)
+case("on NumPy, alone", lambda: RANK or float(lazyshards.open_shards(DATA, engine="numpy")[:5].compute()[0, 0, 0]))
+report(found=found, seconds=seconds)

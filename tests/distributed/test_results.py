@@ -1,0 +1,103 @@
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import lazyshards
+
+PROGRAMS = 200
+
+
+@pytest.mark.ranks(1, 2)
+def test_every_index_and_format(launch, formats, ranks):
+    """Every kind of index gives what NumPy gives, in every format, as a cuPyNumeric array, whatever the ranks."""
+    for report in launch("indexes", formats, "all", ranks=ranks).well():
+        assert report["wrong"] == []
+        assert report["compared"] > 25
+        assert report["node_count"] == ranks
+
+
+@pytest.mark.ranks(4)
+def test_four_ranks(launch, formats, ranks):
+    """The same on four ranks, more than there may be cores."""
+    reports = launch("indexes", formats, "few", ranks=ranks, timeout=200).well()
+    assert [report["wrong"] for report in reports] == [[]] * 4
+    assert {report["node_count"] for report in reports} == {4}
+
+
+@pytest.fixture(scope="session")
+def expected_programs():
+    """Keep what one rank gave."""
+    return {}
+
+
+@pytest.mark.ranks(1, 2)
+@pytest.mark.parametrize("arguments", ["", "-lg:safe_ctrlrepl 1"], ids=["", "checked"])
+def test_random_programs(launch, shards, ranks, arguments, expected_programs):
+    """Random programs of opens, slices, computes and batches give the same on one rank, on several, and checked."""
+    if ranks == 1 and arguments:
+        arguments = "-lg:window 16384"
+    environment = {"LEGION_DEFAULT_ARGS": arguments} if arguments else {}
+    reports = launch("programs", shards, PROGRAMS, ranks=ranks, timeout=280, **environment).well()
+    assert len(reports[0]["digests"]) == PROGRAMS
+    first = expected_programs.setdefault("digests", reports[0]["digests"])
+    for report in reports:
+        assert report["digests"] == first
+
+
+def digest(array):
+    """Return what scenarios/reporting.py does."""
+    return hashlib.blake2b(repr((array.dtype.str, array.shape)).encode() + array.tobytes(), digest_size=8).hexdigest()
+
+
+@pytest.mark.ranks(1, 4)
+def test_kill_and_resume(launch, shards, tmp_path, ranks):
+    """An epoch that is killed goes on with the very next batch, on another number of ranks."""
+    state = tmp_path / "state.json"
+    expected = [digest(b) for b in lazyshards.open_shards(shards, engine="numpy").batches(150, shuffle=True, seed=11)]
+    began = 2 if ranks != 2 and _can_be_several() else 1
+    first = launch("epoch", shards, state, 5 if began == 2 else 0, ranks=began)
+    if began == 1:  # one process cannot lose a rank: its state after five batches is taken instead
+        batches = lazyshards.open_shards(shards, engine="numpy").batches(150, shuffle=True, seed=11)
+        seen = [digest(batch) for batch, _ in zip(batches, range(5), strict=False)]
+        state.write_text(json.dumps({"state": batches.state_dict(), "seen": seen}))
+    else:
+        assert first.status != 0
+        seen = json.loads(state.read_text())["seen"]
+    assert 1 <= len(seen) < len(expected)
+    for report in launch("epoch", shards, state, 0, ranks=ranks).well():
+        assert seen + report["seen"] == expected
+
+
+def _can_be_several():
+    from lazyshards.engines import bringup
+
+    return bringup.has_networks()
+
+
+@pytest.mark.ranks(1, 2)
+def test_batches(launch, shards, ranks):
+    """Interleaved iterations do not mix, seeds that nobody gave are one, and many small batches do not hang."""
+    count = int(os.environ.get("LAZYSHARDS_MANY_BATCHES", "100"))
+    reports = launch("batches", shards, count, ranks=ranks, timeout=max(150, count)).well()
+    ds = lazyshards.open_shards(shards, engine="numpy")
+    pairs = zip(ds.batches(500, shuffle=True, seed=1), ds[::-1].batches(300), strict=False)
+    interleaved = [digest(part) for one, other in pairs for part in (one, other, ds[7:20].compute())]
+    for report in reports:
+        assert report == reports[0]
+        assert report["interleaved"] == interleaved
+        assert report["same"]
+        assert report["batches"] == count
+        assert report["drawn"] == digest(next(iter(ds.batches(64, shuffle=True, seed=report["seed"]))))
+    assert np.isfinite(reports[0]["total"])
+
+
+def test_scenarios_are_used():
+    """Each scenario is started by a test."""
+    here = Path(__file__).parent
+    tests = "".join(path.read_text() for path in here.glob("test_*.py"))
+    for path in (here / "scenarios").glob("*.py"):
+        assert path.stem == "reporting" or f'launch("{path.stem}"' in tests
