@@ -1,7 +1,8 @@
-"""Batches of 1,024 rows: sequential and shuffled, hot and cold, small rows and large, and how reading overlaps work."""
+"""Batches of rows: sequential and shuffled, hot and cold, small rows and large, and how reading overlaps work."""
 
 from __future__ import annotations
 
+import multiprocessing
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from benchmarks.machine import CoreUse
 from benchmarks.report import Table, Target
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["run"]
 
-_BATCH_ROWS = 1_024
 _SHARDS = 16
 _OURS = "lazyshards batches"
 _TAKE = "limit: np.take from maps, one warm destination"
@@ -68,25 +68,25 @@ def _write(folder: Path, row_nbytes: int, nbytes: int) -> list[Path]:
 # The loaders: each yields batches of the same shards, in an order of its own where it is asked to shuffle ------------
 
 
-def _ours(shards: _Shards, shuffle: bool, seed: int) -> Iterator[object]:
+def _ours(shards: _Shards, shuffle: bool, seed: int, batch_rows: int) -> Iterator[object]:
     import lazyshards
 
     ds = lazyshards.open_shards(shards.paths[0].parent, engine="numpy")
-    return iter(ds.batches(_BATCH_ROWS, shuffle=shuffle, seed=seed))
+    return iter(ds.batches(batch_rows, shuffle=shuffle, seed=seed))
 
 
-def _orders(shards: _Shards, shuffle: bool, seed: int) -> Iterator[NDArray[np.int64]]:
+def _orders(shards: _Shards, shuffle: bool, seed: int, batch_rows: int) -> Iterator[NDArray[np.int64]]:
     """Yield the rows of each batch."""
     order = np.random.default_rng(seed).permutation(shards.rows) if shuffle else np.arange(shards.rows)
-    for start in range(0, shards.rows, _BATCH_ROWS):
-        yield order[start : start + _BATCH_ROWS]
+    for start in range(0, shards.rows, batch_rows):
+        yield order[start : start + batch_rows]
 
 
-def _by_hand(shards: _Shards, shuffle: bool, seed: int) -> Iterator[object]:
+def _by_hand(shards: _Shards, shuffle: bool, seed: int, batch_rows: int) -> Iterator[object]:
     """Index memory maps, into a fresh array for each batch; sequential batches are slices."""
     maps = [np.load(path, mmap_mode="r") for path in shards.paths]
     length = len(maps[0])
-    for rows in _orders(shards, shuffle, seed):
+    for rows in _orders(shards, shuffle, seed, batch_rows):
         out = np.empty((len(rows), maps[0].shape[1]), np.float32)
         if shuffle:
             for shard, places, local in shards.locate(rows):
@@ -101,10 +101,10 @@ def _by_hand(shards: _Shards, shuffle: bool, seed: int) -> Iterator[object]:
         yield out
 
 
-def _take(shards: _Shards, shuffle: bool, seed: int) -> Iterator[object]:
+def _take(shards: _Shards, shuffle: bool, seed: int, batch_rows: int) -> Iterator[object]:
     """Take rows shard by shard, left in that order, into one array that stays."""
-    out = np.empty((_BATCH_ROWS, shards.maps[0].shape[1]), np.float32)
-    for rows in _orders(shards, shuffle, seed):
+    out = np.empty((batch_rows, shards.maps[0].shape[1]), np.float32)
+    for rows in _orders(shards, shuffle, seed, batch_rows):
         at = 0
         for shard, _, local in shards.locate(rows):
             np.take(shards.maps[shard], local, axis=0, out=out[at : at + len(local)], mode="clip")
@@ -112,7 +112,7 @@ def _take(shards: _Shards, shuffle: bool, seed: int) -> Iterator[object]:
         yield out[: len(rows)]
 
 
-def _torch(shards: _Shards, shuffle: bool, seed: int) -> Iterator[object]:
+def _torch(shards: _Shards, shuffle: bool, seed: int, batch_rows: int) -> Iterator[object]:
     """Have a DataLoader ask a dataset of memory maps for the rows of a batch together."""
     import torch
     from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
@@ -130,10 +130,10 @@ def _torch(shards: _Shards, shuffle: bool, seed: int) -> Iterator[object]:
 
     generator = torch.Generator().manual_seed(seed)
     rows = RandomSampler(Rows(), generator=generator) if shuffle else SequentialSampler(Rows())
-    return iter(DataLoader(Rows(), sampler=BatchSampler(rows, _BATCH_ROWS, drop_last=False), batch_size=None))
+    return iter(DataLoader(Rows(), sampler=BatchSampler(rows, batch_rows, drop_last=False), batch_size=None))
 
 
-def _pool(shards: _Shards, shuffle: bool, seed: int) -> Iterator[object]:
+def _pool(shards: _Shards, shuffle: bool, seed: int, batch_rows: int) -> Iterator[object]:
     """Read each row by position, from many threads: a deep queue for a device."""
     import os
 
@@ -145,7 +145,7 @@ def _pool(shards: _Shards, shuffle: bool, seed: int) -> Iterator[object]:
             os.preadv(fds[shard], [row.data.cast("B")], 128 + local * row_nbytes)
 
     with ThreadPoolExecutor(32) as pool:
-        for rows in _orders(shards, shuffle, seed):
+        for rows in _orders(shards, shuffle, seed, batch_rows):
             out = np.empty((len(rows), shards.maps[0].shape[1]), np.float32)
             places = list(zip(*[each.tolist() for each in np.divmod(rows, len(shards.maps[0]))], strict=True))
             list(pool.map(read, [(out[i : i + 32], places[i : i + 32]) for i in range(0, len(rows), 32)]))
@@ -154,12 +154,17 @@ def _pool(shards: _Shards, shuffle: bool, seed: int) -> Iterator[object]:
         os.close(fd)
 
 
-_Loader = "Callable[[_Shards, bool, int], Iterator[object]]"
+_Figures = "tuple[dict[str, list[float]], dict[str, str]]"
+_Loader = "Callable[[_Shards, bool, int, int], Iterator[object]]"
 
 
-def _seconds(loader: _Loader, shards: _Shards, shuffle: bool, seed: int, batches: int) -> float:
+def _open(paths: Sequence[Path]) -> _Shards:
+    return _Shards(list(paths), [np.asarray(np.load(path, mmap_mode="r")) for path in paths])
+
+
+def _seconds(loader: _Loader, shards: _Shards, shuffle: bool, seed: int, batch_rows: int, batches: int) -> float:
     """Return the seconds that a batch takes, the first one left out."""
-    running = loader(shards, shuffle, seed)
+    running = loader(shards, shuffle, seed, batch_rows)
     next(running)
     began = time.perf_counter()
     count = sum(1 for _ in islice(running, batches))
@@ -169,71 +174,82 @@ def _seconds(loader: _Loader, shards: _Shards, shuffle: bool, seed: int, batches
     return took / count
 
 
-def _measure(
-    loaders: dict[str, _Loader], shards: _Shards, shuffle: bool, cold: bool, turns: int, batches: int
-) -> tuple[dict[str, list[float]], dict[str, str]]:
+def _hot(loaders: dict[str, _Loader], shards: _Shards, shuffle: bool, turns: int, size: tuple[int, int]) -> _Figures:
     figures: dict[str, list[float]] = {}
     absent: dict[str, str] = {}
     for turn in range(turns):
         for name, loader in loaders.items():
             if name in absent:
                 continue
-            if cold:
-                page_cache.drop(shards.paths)
             try:
-                figures.setdefault(name, []).append(1e6 * _seconds(loader, shards, shuffle, turn, batches))
+                figures.setdefault(name, []).append(1e6 * _seconds(loader, shards, shuffle, turn, *size))
             except ImportError as exc:
                 absent[name] = str(exc)
                 figures.pop(name, None)
     return figures, absent
 
 
+def _in_child(function: Callable[..., float], paths: Sequence[Path], *arguments: object) -> float:
+    """Return what a function returns in a fresh process, cold: a page that a process has mapped cannot be dropped."""
+    page_cache.drop(paths)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(function, (paths, *arguments))
+
+
+def _cold_seconds(paths: Sequence[Path], loader: _Loader, seed: int, size: tuple[int, int]) -> float:
+    return _seconds(loader, _open(paths), True, seed, *size)
+
+
+def _working_seconds(paths: Sequence[Path], seed: int, size: tuple[int, int], work: float) -> float:
+    """Return the seconds that a batch takes with work that leaves the cores alone, as that of a device does."""
+    running = _ours(_open(paths), True, seed, size[0])
+    next(running)
+    began = time.perf_counter()
+    for _ in islice(running, size[1]):
+        time.sleep(work)
+    return (time.perf_counter() - began) / size[1]
+
+
 def run(options: Options) -> Iterator[Table]:
     """Yield the tables of this benchmark."""
     nbytes = options.load_nbytes // 4
-    for row_nbytes, share in ((256, 0.7), (4 << 10, 0.85), (150 << 10, 0.85)):
+    for row_nbytes, batch_rows, share in ((256, 1_024, 0.7), (4 << 10, 1_024, 0.85), (150 << 10, 128, 0.85)):
         paths = _write(options.cache_dir, row_nbytes, nbytes)
-        shards = _Shards(paths, [np.asarray(np.load(path, mmap_mode="r")) for path in paths])
-        batches = max(2, min(400, shards.rows // _BATCH_ROWS - 2))
-        what = f"rows of {row_nbytes:,} bytes, of {nbytes / 1e9:g} GB in {_SHARDS} npy shards"
-        hot: dict[str, _Loader] = {_OURS: _ours, _TAKE: _take, _MEMMAP: _by_hand, _TORCH: _torch}
+        rows = nbytes // row_nbytes
+        size = (batch_rows, max(2, min(400, rows // batch_rows - 2)))
+        what = f"{batch_rows:,} rows of {row_nbytes:,} bytes, of {nbytes / 1e9:g} GB in {_SHARDS} npy shards"
+        yield from _cold(paths, (batch_rows, min(size[1], 20)), row_nbytes == 256, what, options.turns(3))
+        shards = _open(paths)
         page_cache.warm(paths)
         for each in shards.maps:
             each[:: max(1, 4096 // row_nbytes)].sum()
         for shuffle in (True, False):
             use = CoreUse()
-            figures, absent = _measure(hot, shards, shuffle, False, options.turns(7), batches)
+            loaders: dict[str, _Loader] = {_OURS: _ours, _TAKE: _take, _MEMMAP: _by_hand, _TORCH: _torch}
+            figures, absent = _hot(loaders, shards, shuffle, options.turns(7), size)
             targets = (
                 (Target(_OURS, "at least", share, (_TAKE,)), Target(_OURS, "at least", 1.5, (_MEMMAP,)))
                 if shuffle
                 else (Target(_OURS, "at least", 0.6, (_MEMMAP,)),)
             )
-            title = f"A {'shuffled' if shuffle else 'sequential'} batch of {_BATCH_ROWS:,} {what}, hot"
+            title = f"A {'shuffled' if shuffle else 'sequential'} batch of {what}, hot"
             yield Table(title, "us", figures, absent, _MEMMAP, targets, (use.note(),))
-        use = CoreUse()
-        cold: dict[str, _Loader] = {_OURS: _ours, _POOL: _pool}
-        figures, absent = _measure(cold, shards, True, True, options.turns(3), min(batches, 20))
-        bound = 1.2 if row_nbytes == 256 else 0.8
-        title = f"A shuffled batch of {_BATCH_ROWS:,} {what}, cold"
-        yield Table(title, "us", figures, absent, _POOL, (Target(_OURS, "at least", bound, (_POOL,)),), (use.note(),))
-        yield _overlap(shards, options.turns(3))
 
 
-def _overlap(shards: _Shards, turns: int) -> Table:
-    """Return how long an epoch's start takes, cold, where the user's work takes as long as reading."""
-    figures: dict[str, list[float]] = {"reading": [], "reading and work": []}
+def _cold(paths: Sequence[Path], size: tuple[int, int], small: bool, what: str, turns: int) -> Iterator[Table]:
+    """Yield the tables of batches that are not in the page cache, each in a fresh process."""
+    use = CoreUse()
+    loaders: dict[str, _Loader] = {_OURS: _ours, _POOL: _pool, _MEMMAP: _by_hand}
+    figures: dict[str, list[float]] = {name: [] for name in (*loaders, "with work as long")}
     for turn in range(turns):
-        page_cache.drop(shards.paths)
-        read = _seconds(_ours, shards, True, turn, 12)
-        page_cache.drop(shards.paths)
-        running = _ours(shards, True, turn + 100)
-        next(running)
-        began = time.perf_counter()
-        for _ in islice(running, 12):
-            time.sleep(read)  # work that leaves the cores alone, as that of a device does
-        figures["reading"].append(1e6 * read)
-        figures["reading and work"].append(1e6 * (time.perf_counter() - began) / 12)
-        running.close()  # type: ignore[attr-defined]  # a generator
-    target = Target("reading and work", "at most", 1.15, ("reading",))
-    title = "A shuffled batch, cold, with work that takes as long as reading it: the longer of the two is the limit"
-    return Table(title, "us", figures, {}, "reading", (target,))
+        for name, loader in loaders.items():
+            # By hand a small row takes a wait for the device: a batch of them is enough to see it.
+            few = (size[0], 1 if name == _MEMMAP else size[1])
+            figures[name].append(1e6 * _in_child(_cold_seconds, paths, loader, turn, few))
+        work = figures[_OURS][-1] / 1e6
+        figures["with work as long"].append(1e6 * _in_child(_working_seconds, paths, turn, size, work))
+    targets = (
+        Target(_OURS, "at least", 1.2 if small else 0.8, (_POOL,)),
+        Target("with work as long", "at most", 1.15, (_OURS,)),
+    )
+    yield Table(f"A shuffled batch of {what}, cold", "us", figures, {}, _POOL, targets, (use.note(),))

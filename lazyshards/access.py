@@ -246,7 +246,8 @@ def count_reads(rows: Rows, layout: Layout, cell: Cell) -> tuple[int, int, int]:
         most = max(pieces, default=0) * sum(_mapped_nbytes(layout))
         return sum(c[0] for c in counts), sum(c[1] for c in counts), most + max([c[2] for c in counts], default=0)
     if is_gathered(rows, layout, cell):
-        return len(rows), len(rows) * layout.row_nbytes, 3 * rows.nbytes
+        once = len(np.unique(rows))
+        return once, once * layout.row_nbytes, 3 * rows.nbytes
     requests = nbytes = scratch = 0
     columns = prod([len(axis) for axis in cell if type(axis) is range])
     most_step = max([step.itemsize for step in layout.steps], default=0)

@@ -125,6 +125,7 @@ def open_shards(
                 "on_change": on_change,
                 "storage_options": storage_options,
                 "dtype": dtype,
+                "manifest": manifest,
             }
             each = {key: {**alike, **options, name: one} for key, one in named.items()}
             return zip_shards(**{key: open_shards(path, **given) for key, given in each.items()})

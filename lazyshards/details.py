@@ -103,7 +103,7 @@ class DetailDecoder:
     --------
     >>> texts, shared = encode_details([Decoded((1, "x"), (0, 4))])
     >>> DetailDecoder(shared).decode(texts[0])
-    Decoded(detail=(1, 'x'), edges=(0, 4))
+    Decoded(detail=(1, 'x'), edges=(0, 4), format='')
     """
 
     def __init__(self, shared: Sequence[str]) -> None:

@@ -156,16 +156,18 @@ def _search(place: str, storage: Storage, chosen: Format | None) -> tuple[_Searc
     if kind == "glob" and not entries:
         raise ShardsNotFoundError(f"nothing matches {place!r}")
     folder = (place if place.endswith("/") else f"{place}/") if kind == "directory" else ""
-    manifest = ""
-    if folder and any([entry[0].endswith(manifests.NAME) for entry in entries]):
-        manifest = folder + manifests.NAME
+    manifest = folder + manifests.NAME
+    if not folder or (manifest, False) not in entries:
+        manifest = ""
     entries, known = _sift(entries, place if kind == "glob" else "")
     if chosen is None:
-        chosen = _tell_format([entry.path for entry in entries], known, storage, repr(place))
-    suffixed = [entry for entry, format in zip(entries, known, strict=True) if format is chosen]
+        chosen = _tell_format([path for path, _ in entries], known, storage, repr(place))
+    suffixed = entries
+    if known.count(chosen) < len(entries):
+        suffixed = [entry for entry, format in zip(entries, known, strict=True) if format is chosen]
     # Where no suffix tells, every file is taken for a shard, so that a damaged one is not passed over.
     wanted = suffixed or [entry for entry in entries if entry.is_directory == chosen.directories]
-    mistaken = sorted([entry.path for entry in wanted if entry.is_directory != chosen.directories])
+    mistaken = sorted([path for path, is_directory in wanted if is_directory != chosen.directories])
     if mistaken:
         is_what, expected = ("a file", "a store") if chosen.directories else ("a directory", "a file")
         faults = [Fault(path, f"is {is_what}, expected {expected} of format {chosen.name}") for path in mistaken]
@@ -173,7 +175,7 @@ def _search(place: str, storage: Storage, chosen: Format | None) -> tuple[_Searc
     if not wanted:
         held = _contents([entry.path for entry in entries])
         raise ShardsNotFoundError(f"{place!r} holds no {chosen.name} shards; it holds {held}")
-    return _Searched([entry.path for entry in wanted], folder, manifest), chosen
+    return _Searched([path for path, _ in wanted], folder, manifest), chosen
 
 
 def _holds(entries: Sequence[Entry], format: Format) -> bool:
@@ -190,9 +192,10 @@ def _sift(entries: Sequence[Entry], pattern: str) -> tuple[list[Entry], list[For
     A ``pattern`` that itself names hidden or marked files asks for them.
     """
     hidden = "" if pattern[pattern.rfind("/") + 1 :][:1] in {".", "_"} else "._"
+    kept, rest = _alike(entries, hidden)
+    formats: list[Format | None] = [format_of_name(kept[0][0])] * len(kept) if kept else []
     suffixes: dict[str, tuple[bool, Format | None]] = {}
-    kept, formats = [], []
-    for entry in entries:
+    for entry in rest:
         path = entry[0]
         name = path[path.rfind("/", 0, -1) + 1 :]
         suffix = name[name.rfind(".") :]
@@ -206,6 +209,23 @@ def _sift(entries: Sequence[Entry], pattern: str) -> tuple[list[Entry], list[For
             kept.append(entry)
             formats.append(format)
     return kept, formats
+
+
+def _alike(entries: Sequence[Entry], hidden: str) -> tuple[list[Entry], Sequence[Entry]]:
+    """Return the entries that end as one of them does, if that is how shards end, and the others to look at one by one.
+
+    A straight path for what nearly every directory holds: files of one format, and perhaps a few markers.
+    """
+    path = entries[len(entries) // 2][0] if entries else ""
+    folder, suffix = path[: path.rfind("/") + 1], path[path.rfind(".") :]
+    if format_of_name(path) is None or "/" in suffix or any([name.endswith(suffix) for name in _STRAY_NAMES]):
+        return [], entries
+    alike = [entry for entry in entries if entry[0].endswith(suffix)]
+    text = "\n" + "\n".join([path for path, _ in alike])
+    together = text.count("\n" + folder) == len(alike) and text.count("/") == len(alike) * folder.count("/")
+    if not together or any([f"\n{folder}{sign}" in text for sign in hidden]):
+        return [], entries
+    return alike, () if len(alike) == len(entries) else [entry for entry in entries if not entry[0].endswith(suffix)]
 
 
 def _nearby(place: str) -> str:

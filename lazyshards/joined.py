@@ -125,8 +125,7 @@ def _join(layouts: Sequence[Layout]) -> Layout:
         start, before = len(names), layout.root[len(root) :]
         names += [before + name for name in layout.names]
         for i, source in layout.sources.items():
-            decoded = isinstance(source, Decoded) and len(formats) > 1
-            sources[start + i] = source._replace(format=source.format or layout.format) if decoded else source
+            sources[start + i] = _of_format(source, layout.format) if len(formats) > 1 else source
         own = {start + i: layout.stored_dtype(i) for i in range(len(layout))} if mixed else {}
         own |= {start + i: dtype for i, dtype in layout.dtypes.items()}
         dtypes |= {i: dtype for i, dtype in own.items() if dtype != first.dtype} if mixed else own
@@ -149,6 +148,13 @@ def _join(layouts: Sequence[Layout]) -> Layout:
         manifest="",
         identity=digest.hexdigest(),
     )
+
+
+def _of_format(source: Source, format: str) -> Source:
+    """Return the source with the name of its format, if it is for that to decode."""
+    if isinstance(source, Decoded) and not source.format:
+        return source._replace(format=format)
+    return source
 
 
 def _storage(members: Sequence[tuple[str, Storage]]) -> Storage:

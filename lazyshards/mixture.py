@@ -1,5 +1,6 @@
 """Datasets interleaved by weight: which dataset gives the row at each position, and which of its rows that is."""
 
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from functools import reduce
@@ -68,9 +69,9 @@ def mix(weights: Mapping[ShardedDataset | str, float], *, rows: int | None = Non
     pattern = _pattern(counts)
     if rows is None:
         rows = _most_rows(pattern, counts, [len(dataset) for dataset in datasets])
-    elif isinstance(rows, bool) or not isinstance(rows, int | np.integer) or rows < 1:
+    elif operator.index(rows) < 1:
         raise ValueError(f"rows={rows!r} must be an integer, 1 or more")
-    return Mixture(datasets, joined, counts, pattern, int(rows))
+    return Mixture(datasets, joined, counts, pattern, operator.index(rows))
 
 
 def _weight(weight: object, name: object) -> Fraction:

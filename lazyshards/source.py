@@ -16,17 +16,14 @@ from lazyshards.plan import SMALL_NBYTES, ReadPlan, compile_plan
 from lazyshards.samplers import Order, Shuffle
 from lazyshards.selection import Rows, Selection
 
-try:
-    import resource
-except ImportError:  # not on every system
-    resource = None  # type: ignore[assignment]
-
 __all__ = ["ViewSource"]
 
 _QUICK_SECONDS = 1e-3
 """Seconds in which a batch is read at once: to hand it to another thread and back takes about as long."""
 _PATIENCE = 16
 """Batches after which it is tried again whether reading at once is quick."""
+_THIS_THREAD = 1
+"""What Linux calls RUSAGE_THREAD."""
 _FEW_SHARDS = 256
 """Shards of a layout that is taken as it is."""
 
@@ -125,4 +122,9 @@ class ViewSource:
 
 def _waits() -> int:
     """Return how often this thread waited so far, for a device say; being made to wait by other work does not count."""
-    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw if resource is not None else time.monotonic_ns()
+    try:
+        import resource
+
+        return resource.getrusage(_THIS_THREAD).ru_nvcsw
+    except (ImportError, ValueError):  # not on every system
+        return time.monotonic_ns()

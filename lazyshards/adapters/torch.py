@@ -57,7 +57,7 @@ class _Fetched(list[Any]):
     tensors: Tensors
 
 
-class TorchRows(Dataset[Any]):
+class TorchRows(Dataset[Any]):  # type: ignore[misc]  # torch may be absent where types are checked
     """The rows of a dataset as a map-style torch Dataset; a DataLoader fetches all rows of a batch in one read.
 
     Parameters
@@ -101,7 +101,7 @@ class TorchRows(Dataset[Any]):
         return fetched.tensors if isinstance(fetched, _Fetched) else torch.utils.data.default_collate(fetched)
 
 
-class TorchBatches(IterableDataset[Any]):
+class TorchBatches(IterableDataset[Any]):  # type: ignore[misc]  # torch may be absent where types are checked
     """Batches as a torch IterableDataset, for a DataLoader with ``batch_size=None``; it keeps the position.
 
     Parameters

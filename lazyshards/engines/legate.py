@@ -88,7 +88,6 @@ class LegateEngine:
             nbytes, count = _started.fbmem_nbytes, _worker_count()
         self._unchecked = 0
         if _started.node_count > 1:
-            ranks.end_together()
             # The pools are taken for equal, so that what does not fit is refused on every rank or on none.
             nbytes = min(map(int, ranks.gather(str(nbytes or 0))))
         self._ledger = Ledger(nbytes * count) if nbytes else None

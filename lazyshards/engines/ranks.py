@@ -7,6 +7,7 @@ process's own, nothing is compared and nothing is started.
 """
 
 import faulthandler
+import functools
 import json
 import os
 import platform
@@ -164,6 +165,7 @@ def gather(text: str) -> list[str]:
 
 
 def _exchange(message: bytes, width: int) -> list[bytes]:
+    end_together()
     from lazyshards.engines.exchange import exchange
 
     return exchange(message, width)
@@ -245,6 +247,7 @@ def describe_differences(what: str, told: Sequence[Mapping[str, str]]) -> str:
 # ------------------------------------------------------------------------------------------ ending
 
 
+@functools.cache
 def end_together() -> None:
     """See to it that a program that fails on one rank ends on all, where Legate would wait for that rank for ever.
 

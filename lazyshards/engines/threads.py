@@ -174,9 +174,10 @@ class _Buffers:
         except IndexError:  # another thread was quicker
             memory = allocate((nbytes,), np.dtype(np.uint8))
         # What every view of the array refers to, and what can be seen to go.
-        owner = (ctypes.c_char * nbytes).from_buffer(memory)
+        owner = (ctypes.c_char * nbytes).from_buffer(memory.data)
         weakref.finalize(owner, self._give_back, memory).atexit = False
-        return np.frombuffer(owner, np.uint8).view(dtype).reshape(shape)
+        array: npt.NDArray[np.generic] = np.frombuffer(memoryview(owner), np.uint8).view(dtype).reshape(shape)
+        return array
 
     def _give_back(self, memory: npt.NDArray[np.generic]) -> None:
         """Keep memory, or let it go; takes no lock, since it may be called anywhere."""

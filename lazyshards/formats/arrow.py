@@ -20,11 +20,10 @@ from lazyshards.formats.arrow_schema import (
     Schema,
     describe_field,
     first_line,
-    list_depth,
+    is_regular,
     load_index,
     load_pyarrow,
     make_index,
-    plain_dtype,
 )
 from lazyshards.formats.base import Fault
 from lazyshards.formats.columns import ColumnError, Scratch, View
@@ -118,6 +117,8 @@ class ArrowFormat:
 
 def _describe(path: str, index: Index, options: Options) -> Table:
     """Return the columns of a file, as its headers describe them."""
+    if is_regular(index):
+        return Table(path, index.starts[-1], index.schema.fields)
     fields = []
     wanted = None if options.columns is None else set(options.columns)
     for field in index.schema.fields:
@@ -134,16 +135,14 @@ def _plain_source(index: Index, view: View) -> Source | None:
         return None
     column = view.columns[0]
     slot = index.schema.slots[column.name]
-    dtype = plain_dtype(slot)
-    if dtype is None or dtype != view.dtype:
+    if slot.dtype is None or slot.dtype != view.dtype:
         return None
     row_nbytes = view.dtype.itemsize * prod(column.axes)
-    depth, number = list_depth(slot.kind), slot.buffer + list_depth(slot.kind) + 1
     extents = []
     for first, batch in zip(index.starts, index.batches, strict=False):
-        if batch.codec or batch.nodes[slot.node : slot.node + depth + 1, 1].any():
+        if batch.codec or batch.nodes[slot.node : slot.node + slot.depth + 1, 1].any():
             return None
-        if number >= len(batch.buffers) or batch.buffers[number, 1] < batch.rows * row_nbytes:
+        if slot.data >= len(batch.buffers) or batch.buffers[slot.data, 1] < batch.rows * row_nbytes:
             return None  # what is wrong is said when it is read
-        extents.append(Extent(first, batch.rows, "", batch.body + int(batch.buffers[number, 0])))
+        extents.append(Extent(first, batch.rows, "", batch.body + int(batch.buffers[slot.data, 0])))
     return Packed(extents[0].offset) if len(extents) == 1 else Extents(tuple(extents))

@@ -70,6 +70,17 @@ class Message(NamedTuple):
     """Number of the dictionary that a dictionary batch belongs to."""
     delta: bool = False
     """Whether a dictionary batch adds to those before it."""
+    data: bytes = b""
+    """The FlatBuffer of a batch."""
+    places: tuple[int, int] = (0, 0)
+    """Where in it the length of the body and the list of buffers stand."""
+
+    def moved(self, buffers: npt.NDArray[np.int64], body_nbytes: int) -> bytes:
+        """Return the header of the same batch with its buffers elsewhere, as it stands before a body."""
+        data = bytearray(self.data.ljust(-(-len(self.data) // 8) * 8, b"\0"))
+        struct.pack_into("<q", data, self.places[0], body_nbytes)
+        np.frombuffer(data, "<i8", buffers.size, self.places[1])[:] = buffers.ravel()
+        return _CONTINUATION + len(data).to_bytes(4, "little") + bytes(data)
 
 
 class FlatBuffer:
@@ -107,6 +118,11 @@ class FlatBuffer:
         """Return a number that is a field of a table."""
         at = self.field(table, slot)
         return self.number(format, at) if at else default
+
+    def vector(self, table: int, slot: int) -> int:
+        """Return where the first item of a vector that is a field of a table begins; 0 if it is left out."""
+        at = self.field(table, slot)
+        return self.follow(at) + 4 if at else 0
 
     def structs(self, table: int, slot: int, dtype: np.dtype[np.void]) -> npt.NDArray[np.void]:
         """Return a vector of structs that is a field of a table."""
@@ -176,7 +192,8 @@ def _parse_message(data: bytes, body: int) -> Message:
         codec = _CODECS[which]
     if rows < 0 or (nodes < 0).any() or (buffers < 0).any() or (buffers > body_nbytes - buffers[:, ::-1]).any():
         raise DamagedError("a batch whose buffers do not fit its body")
-    return Message(kind, body, body_nbytes, rows, nodes, buffers, codec, number, delta)
+    places = (flat.field(message, 3), flat.vector(batch, 2))
+    return Message(kind, body, body_nbytes, rows, nodes, buffers, codec, number, delta, data, places)
 
 
 _Steps: TypeAlias = Generator[list[tuple[int, int]], list[bytes], None]
@@ -270,7 +287,7 @@ class Scan:
                 f"a message of {message.body_nbytes:,} bytes at byte {body:,}, and ends before: it is truncated"
             )
         self.messages.append(message)
-        self.nbytes += 300 + message.nodes.nbytes + message.buffers.nbytes
+        self.nbytes += 500 + len(message.data)
         return message.body_nbytes
 
 

@@ -8,16 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lazyshards.formats.arrow_headers import DamagedError, Message
-from lazyshards.formats.arrow_schema import (
-    Index,
-    Slot,
-    has_offsets,
-    leaf_type,
-    list_depth,
-    load_pyarrow,
-    plain_dtype,
-)
-from lazyshards.formats.columns import Column, ColumnError, Scratch, View, values_of, write_rows, write_strip
+from lazyshards.formats.arrow_schema import Index, Slot, load_pyarrow
+from lazyshards.formats.columns import Column, ColumnError, Scratch, View, to_numpy, values_of, write_rows, write_strip
 from lazyshards.layout import Shard
 from lazyshards.selection import Cell
 from lazyshards.storage.base import Part, Storage
@@ -83,6 +75,10 @@ class _Buffers:
                 raise DamagedError("a batch with a buffer too short for its rows")
             parts.append(self._part(offset + start, out))
         self._storage.fetch_into(parts)
+
+    def fetch(self, wanted: Sequence[tuple[int, memoryview]]) -> None:
+        """Read whole buffers as they are stored, together."""
+        self._storage.fetch_into([self._part(self._span(number)[0], out) for number, out in wanted])
 
     def nbytes(self, number: int) -> int:
         """Return the bytes that a buffer has in the file."""
@@ -167,6 +163,15 @@ class BatchReader:
         stacked: bool,
     ) -> None:
         """Fill ``out`` with rows [start, stop) of the batch."""
+        batch_nbytes = self._view.dtype.itemsize * prod(columns[0].axes) * self._batch.rows
+        if self._batch.codec and batch_nbytes <= _DECOMPRESSED_NBYTES and not self._index.schema.has_dictionaries:
+            count = max(1, _DECOMPRESSED_NBYTES // max(1, batch_nbytes))
+            for k in range(0, len(columns), count):
+                some = columns[k : k + count]
+                values = self._decode_whole({column.name: column for column in some}, start, stop)
+                part = out[:, k : k + count] if stacked else out
+                write_rows(part, [values[column.name] for column in some], rest, self._scratch, stacked=stacked)
+            return
         for column in columns:
             self._check_lists(column, start, stop)
         plain = stacked and not rest and all([self._is_plain(column) for column in columns])
@@ -212,14 +217,11 @@ class BatchReader:
     def _numbers(self, name: str) -> list[int]:
         """Return the numbers of the buffers that hold a column's elements: where values are missing, and values."""
         slot = self._slot(name)
-        depth = list_depth(slot.kind)
-        data = slot.buffer + depth + 1 + has_offsets(slot.kind)
-        return [data - 1, data] if self._batch.nodes[slot.node + depth, 1] else [data]
+        return [slot.data - 1, slot.data] if self._batch.nodes[slot.node + slot.depth, 1] else [slot.data]
 
     def _is_plain(self, column: Column) -> bool:
         slot = self._slot(column.name)
-        dtype = plain_dtype(slot)  # None equals float64
-        same = dtype is not None and dtype == self._view.dtype
+        same = slot.dtype is not None and slot.dtype == self._view.dtype  # None equals float64
         return same and not column.axes and not self._batch.nodes[slot.node, 1]
 
     def _read_plain(self, start: int, stop: int, columns: Sequence[Column], out: npt.NDArray[np.generic]) -> None:
@@ -236,9 +238,9 @@ class BatchReader:
     def _check_lists(self, column: Column, start: int, stop: int) -> None:
         """Raise ColumnError unless all lists of a column have its length."""
         slot = self._slot(column.name)
-        if not has_offsets(slot.kind):
+        if not slot.offsets:
             return
-        dtype = np.dtype("<i8" if str(slot.kind).startswith("large") else "<i4")
+        dtype = np.dtype(slot.offsets)
         self._buffers.open([slot.buffer + 1])
         for at in range(start, stop, _LISTS_AT_A_TIME):
             until = min(stop, at + _LISTS_AT_A_TIME)
@@ -249,6 +251,32 @@ class BatchReader:
                 raise ColumnError(
                     f"column {column.name!r} holds lists of other lengths than {column.axes[0]}, expected one length"
                 )
+
+    def _decode_whole(self, columns: Mapping[str, Column], start: int, stop: int) -> dict[str, npt.NDArray[np.generic]]:
+        """Return rows [start, stop) of some columns, which pyarrow decompresses: it is shown a stream of these alone."""
+        pa = load_pyarrow()
+        schema, batch = self._index.schema, self._batch
+        slots = [self._slot(name) for name in columns]
+        numbers = [number for slot in slots for number in range(slot.buffer, slot.buffer + slot.buffers)]
+        moved = np.zeros_like(batch.buffers)
+        body_nbytes = 0
+        for number in numbers:
+            nbytes = self._buffers.nbytes(number)
+            moved[number] = body_nbytes, nbytes
+            body_nbytes += -(-nbytes // 8) * 8
+        head = schema.message.ljust(-(-len(schema.message) // 8) * 8, b"\0") + batch.moved(moved, body_nbytes)
+        room = self._scratch.room("stream", len(head) + body_nbytes)
+        room[: len(head)] = np.frombuffer(head, np.uint8)
+        body = room[len(head) :].data
+        self._buffers.fetch([(number, body[at : at + n]) for number in numbers for at, n in (moved[number].tolist(),)])
+        options = pa.ipc.IpcReadOptions(included_fields=sorted([slot.number for slot in slots]), use_threads=False)
+        with pa.ipc.open_stream(pa.py_buffer(room), options=options) as stream:
+            found = stream.read_next_batch()
+        found.validate(full=any([slot.offsets for slot in slots]))
+        if found.num_rows != batch.rows:
+            raise DamagedError(f"a batch of {found.num_rows:,} rows, expected {batch.rows:,}")
+        found = found.slice(start, stop - start)
+        return {name: to_numpy(found.column(name), column, self._view) for name, column in columns.items()}
 
     def _values(self, columns: Mapping[str, Column], start: int, stop: int) -> dict[str, npt.NDArray[np.generic]]:
         """Return rows [start, stop) of some columns."""
@@ -265,7 +293,7 @@ class BatchReader:
     def _wants(self, name: str, start: int, stop: int) -> list[_Want]:
         """Return what is read of a column's buffers for elements [start, stop)."""
         slot = self._slot(name)
-        leaf = leaf_type(slot.kind)
+        leaf = slot.leaf
         width = (leaf.index_type if slot.dictionary >= 0 else leaf).bit_width
         *validity, data = self._numbers(name)
         wants = [_Want(number, start // 8, _room(-(-stop // 8) - start // 8)) for number in validity]
@@ -280,7 +308,7 @@ class BatchReader:
         """Return rows [start, stop) of a column, given what was read of its buffers."""
         pa = load_pyarrow()
         slot = self._slot(name)
-        leaf = leaf_type(slot.kind)
+        leaf = slot.leaf
         stored = leaf.index_type if slot.dictionary >= 0 else leaf
         each = prod(axes)
         array = pa.Array.from_buffers(

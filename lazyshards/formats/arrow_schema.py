@@ -33,13 +33,10 @@ __all__ = [
     "Slot",
     "describe_field",
     "first_line",
-    "has_offsets",
-    "leaf_type",
-    "list_depth",
+    "is_regular",
     "load_index",
     "load_pyarrow",
     "make_index",
-    "plain_dtype",
 ]
 
 _CACHE_NBYTES = 64 << 20
@@ -48,16 +45,31 @@ _PLAIN_KINDS = "iufmM"
 
 
 class Slot(NamedTuple):
-    """Where a column stands in the lists of every batch."""
+    """Where a column stands in the lists of every batch, and what it holds."""
 
-    kind: Any
-    """pyarrow.DataType"""
+    number: int
+    """Number of the column."""
     node: int
     """Number of its first array."""
     buffer: int
     """Number of its first buffer."""
+    buffers: int
+    """How many buffers it has."""
+    depth: int
+    """How many arrays of lists stand around its elements."""
+    offsets: str
+    """NumPy's name of the type of the offsets that tell how long its lists are; empty if their type does."""
+    leaf: Any
+    """pyarrow.DataType of its elements."""
     dictionary: int
-    """Number of its dictionary; -1 if it has none."""
+    """Number of the dictionary of its elements; -1 if there is none."""
+    dtype: np.dtype[np.generic] | None
+    """Type of its elements if they lie as NumPy has them, and no list has offsets; else None, which equals float64."""
+
+    @property
+    def data(self) -> int:
+        """Number of the buffer that holds its elements; the one before tells which are missing."""
+        return self.buffer + self.depth + 1 + bool(self.offsets)
 
 
 class Schema(NamedTuple):
@@ -67,6 +79,12 @@ class Schema(NamedTuple):
     """Its columns."""
     slots: dict[str, Slot]
     """Where each column that can be read stands."""
+    lengths: npt.NDArray[np.int64] | None
+    """Elements that each array of a batch has for each row, -1 where it does not matter; None if only headers tell."""
+    message: bytes
+    """The message that holds it."""
+    has_dictionaries: bool
+    """Whether batches can be read only after dictionaries."""
 
 
 class Index(NamedTuple):
@@ -120,15 +138,16 @@ def _parse_schema(data: bytes, known: dict[bytes, Schema]) -> Schema:
     except (pa.lib.ArrowException, OSError) as exc:
         raise DamagedError(f"a schema that cannot be read: {first_line(exc)}") from exc
     try:
-        schema = _describe_schema(arrow, flat, flat.tables(table, 1))
+        schema = _describe_schema(arrow, flat, flat.tables(table, 1), data)
     except ValueError as exc:  # names that are no text
         raise DamagedError(f"a schema that cannot be read: {first_line(exc)}") from exc
     known[data] = schema
     return schema
 
 
-def _describe_schema(arrow: Any, flat: FlatBuffer, tables: Sequence[int]) -> Schema:
+def _describe_schema(arrow: Any, flat: FlatBuffer, tables: Sequence[int], message: bytes) -> Schema:
     """Return the columns of a schema, and where each stands; ``tables`` are its columns in the FlatBuffer."""
+    coded = any([_has_dictionary(field.type) for field in arrow])
     fields: list[Field] = []
     slots: dict[str, Slot] = {}
     node = buffer = 0
@@ -141,12 +160,46 @@ def _describe_schema(arrow: Any, flat: FlatBuffer, tables: Sequence[int]) -> Sch
             lost = True
             problem = f"is {field.type}, or stands behind a column of such a type, whose buffers cannot be told apart"
         else:
-            slots[field.name] = Slot(field.type, node, buffer, _dictionary_number(flat, described))
+            number = _dictionary_number(flat, described)
+            slots[field.name] = _describe_slot(field.type, len(fields), (node, buffer, span[1]), number)
             node, buffer = node + span[0], buffer + span[1]
         if axes.count(-1) > 1 or (-1 in axes and len(axes) > 1):
             problem = problem or f"is {field.type}, lists within lists, expected lists of numbers"
         fields.append(Field(field.name, str(field.type), leaf, tuple(axes), 0, problem))
-    return Schema(tuple(fields), slots)
+    if any([field.axes and -1 in field.axes for field in fields]):
+        return Schema(tuple(fields), slots, None, message, coded)
+    lengths = np.full(node, -1, np.int64)
+    for field in fields:
+        if not field.problem:
+            slot, shape = slots[field.name], field.axes or ()
+            depth = slot.depth
+            # Arrow's tensors have several axes, and one array of lists.
+            each = [prod(shape[:i]) for i in range(depth)] + [prod(shape)]
+            lengths[slot.node : slot.node + depth + 1] = each
+    return Schema(tuple(fields), slots, lengths, message, coded)
+
+
+def _describe_slot(kind: Any, number: int, place: tuple[int, int, int], dictionary: int) -> Slot:
+    """Return where a column stands, of which the first array, the first buffer and the number of buffers are known."""
+    node, buffer, buffers = place
+    depth, offsets = 0, ""
+    kind = getattr(kind, "storage_type", kind)
+    while str(kind).startswith(("fixed_size_list<", "list<", "large_list<")):
+        if not str(kind).startswith("fixed"):
+            offsets = "<i8" if str(kind).startswith("large") else "<i4"
+        kind, depth = kind.value_type, depth + 1
+        kind = getattr(kind, "storage_type", kind)
+    dtype = numpy_type(str(kind))
+    if dtype is not None and (dtype.kind not in _PLAIN_KINDS or str(kind).startswith("date32") or offsets):
+        dtype = None
+    return Slot(number, node, buffer, buffers, depth, offsets, kind, dictionary, dtype)
+
+
+def _has_dictionary(kind: Any) -> bool:
+    kind = getattr(kind, "storage_type", kind)
+    if str(kind).startswith("dictionary<"):
+        return True
+    return any([_has_dictionary(kind.field(i).type) for i in range(kind.num_fields)])
 
 
 def _dictionary_number(flat: FlatBuffer, field: int) -> int:
@@ -221,12 +274,22 @@ def load_index(shard: Shard, storage: Storage) -> Index:
     return index
 
 
+def is_regular(index: Index) -> bool:
+    """Return whether every column of every batch is as long as it must be, and has no null."""
+    lengths, nodes = index.schema.lengths, index.nodes
+    if lengths is None or nodes is None or nodes.shape[1] != len(lengths):
+        return False
+    matter = lengths >= 0
+    wanted = np.diff(index.starts)[:, None] * lengths[matter]
+    return bool((nodes[:, matter, 0] == wanted).all() and not nodes[:, matter, 1].any())
+
+
 def describe_field(field: Field, index: Index) -> Field:
     """Return a column with its nulls and the lengths of its lists."""
     slot = index.schema.slots[field.name]
     depth = len(field.axes or ())
     if -1 not in (field.axes or ()):
-        depth = list_depth(slot.kind)
+        depth = slot.depth
     if not index.batches:
         return field
     stop = slot.node + depth + 1
@@ -247,36 +310,3 @@ def describe_field(field: Field, index: Index) -> Field:
     if (nodes[:, -1, 0] != rows * prod(axes)).any():
         return field._replace(problem="has more or less elements than its rows: the file is damaged")
     return field._replace(axes=axes, nulls=int(nodes[:, -1, 1].sum()))
-
-
-def list_depth(kind: Any) -> int:
-    """Return how many arrays of lists stand around the elements of a column."""
-    depth = 0
-    kind = getattr(kind, "storage_type", kind)
-    while str(kind).startswith(("fixed_size_list<", "list<", "large_list<")):
-        kind, depth = kind.value_type, depth + 1
-        kind = getattr(kind, "storage_type", kind)
-    return depth
-
-
-def leaf_type(kind: Any) -> Any:
-    """Return the type of the elements of a column."""
-    kind = getattr(kind, "storage_type", kind)
-    while str(kind).startswith(("fixed_size_list<", "list<", "large_list<")):
-        kind = kind.value_type
-        kind = getattr(kind, "storage_type", kind)
-    return kind
-
-
-def has_offsets(kind: Any) -> bool:
-    """Return whether a column holds lists whose lengths are told by offsets."""
-    return str(kind).startswith(("list<", "large_list<"))
-
-
-def plain_dtype(slot: Slot) -> np.dtype[np.generic] | None:
-    """Return the type of a column's elements if their bytes are those of NumPy's, and no list has offsets."""
-    leaf = str(leaf_type(slot.kind))
-    dtype = numpy_type(leaf)
-    if dtype is None or dtype.kind not in _PLAIN_KINDS or leaf.startswith("date32") or slot.dictionary >= 0:
-        return None
-    return None if has_offsets(slot.kind) else dtype

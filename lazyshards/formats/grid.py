@@ -95,7 +95,7 @@ def spans(axis: range, size: int, length: int) -> list[Span]:
         first = number * size
         j = min(count, -(-(first + size - axis.start) // axis.step))
         source = slice(axis[i] - first, axis[j - 1] - first + 1, axis.step)
-        is_all = axis.step == 1 and j - i == min(size, length - first)
+        is_all = j - i == min(size, length - first)
         found.append(Span(number, source, slice(i, j), is_all and j - i == size, is_all))
         i = j
     return found

@@ -1,7 +1,6 @@
 """What is known of an HDF5 dataset after its metadata was read, and where its bytes are: in this file or in others."""
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple
@@ -12,6 +11,7 @@ from lazyshards.formats.codecs import Filter, can_decode
 from lazyshards.formats.hdf5_chunks import Chunks
 from lazyshards.formats.hdf5_library import H5File, RefusedError, h5py, has_filter, list_chunks, open_file, pipeline
 from lazyshards.formats.hdf5_names import Elsewhere, find_dataset
+from lazyshards.formats.hdf5_selections import check_reach, find_run, is_bounded
 from lazyshards.layout import Decoded, Packed, Shard
 from lazyshards.storage.base import Stamp, Storage
 
@@ -262,15 +262,17 @@ class Describer:
         for i in range(array.plist.get_virtual_count()):
             target, origin = array.plist.get_virtual_vspace(i), array.plist.get_virtual_srcspace(i)
             names = array.plist.get_virtual_filename(i), array.plist.get_virtual_dsetname(i)
-            if "%b" in "".join(names) or not _is_bounded(target) or not _is_bounded(origin):
+            if "%b" in "".join(names) or not is_bounded(target) or not is_bounded(origin):
                 raise RefusedError(f"has the virtual dataset {array.name!r} of unlimited size, expected a fixed one")
             if names not in known:
                 known[names] = self._describe_source(file, array, *names)
             source = known[names]
             sources.update(_files_of(source))
             mapped += target.get_select_npoints()
-            _check_reach(target, origin, source)
-            piece = _piece(_run(target, array.shape), _run(origin, (source.rows, *source.row_shape)), array, source)
+            check_reach(target, origin, source)
+            piece = _piece(
+                find_run(target, array.shape), find_run(origin, (source.rows, *source.row_shape)), array, source
+            )
             pieces = None if pieces is None or piece is None else [*pieces, piece]
         if mapped < prod(array.shape):
             self._need_fill_value(array)
@@ -360,49 +362,6 @@ def _files_of(shard: Shard) -> dict[str, Stamp]:
         for piece in detail.pieces:
             found.update(_files_of(piece.shard))
     return found
-
-
-# Selections of virtual datasets ---------------------------------------------------------------------------------
-
-
-def _is_bounded(space: Any) -> bool:  # of h5py, which has no types
-    try:
-        space.get_select_npoints()
-    except (RuntimeError, ValueError):  # of an unlimited selection the library does not tell
-        return False
-    return True
-
-
-def _is_all(space: Any) -> bool:  # of h5py, which has no types
-    return bool(space.get_select_type() == h5py().h5s.SEL_ALL)
-
-
-def _check_reach(target: Any, origin: Any, source: Shard) -> None:
-    """Raise RefusedError if a source has not what is mapped of it: the library would make up the rest."""
-    shape = (source.rows, *source.row_shape)
-    if _is_all(origin):
-        count = int(target.get_select_npoints())
-        if prod(shape) != count:
-            raise RefusedError(f"refers to {source.path!r}, which has shape {shape}, expected {count:,} elements")
-        return
-    last = tuple(map(int, origin.get_select_bounds()[1]))
-    if len(last) != len(shape) or any([n >= length for n, length in zip(last, shape, strict=True)]):
-        raise RefusedError(f"refers to {source.path!r}, which has shape {shape}, expected an element {last}")
-
-
-def _run(space: Any, shape: Sequence[int]) -> tuple[int, int] | None:  # of h5py, which has no types
-    """Return the first element and the number of elements of a selection, in C order, if it is one run of them."""
-    if _is_all(space):
-        return 0, prod(shape)
-    low, high = (tuple(map(int, bound)) for bound in space.get_select_bounds())
-    box = [b - a + 1 for a, b in zip(low, high, strict=True)]
-    count = int(space.get_select_npoints())
-    if prod(box) != count:
-        return None
-    wide = next((i for i, length in enumerate(box) if length > 1), len(box))
-    if tuple(box[wide + 1 :]) != tuple(shape[wide + 1 :]):
-        return None
-    return int(np.ravel_multi_index(low, tuple(shape))), count
 
 
 def _piece(

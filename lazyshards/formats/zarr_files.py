@@ -13,7 +13,7 @@ __all__ = ["LocalFiles", "Place", "RemoteFiles", "join"]
 _MOST_AHEAD = 64
 """Chunks fetched together at most."""
 _MOST_READ_NBYTES = 1 << 30
-"""Bytes of one call of the operating system: Linux reads no more than 2 GiB at a time."""
+"""Bytes of one read: some systems refuse 2 GiB and more."""
 
 
 def join(folder: str, name: str) -> str:

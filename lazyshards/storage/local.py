@@ -21,6 +21,8 @@ _PROBE = 32
 """Heads read one after the other before it is decided whether threads would help."""
 _SLOW_SECONDS = 60e-6
 """Seconds a head above which reading waits on a device, so that threads help; in the page cache it takes about 4 us."""
+_INODE_BITS = 0x7FFF_FFFF_FFFF_FFFF
+"""A layout holds inodes as int64, and some file systems use all 64 bits."""
 _HEAD_THREADS = 16
 """Threads that read heads from a device; more gained nothing in the measurements of docs/explanation/decisions.md."""
 
@@ -43,8 +45,7 @@ class LocalStorage:
         """Return what ``path`` is, and the entries found there."""
         try:
             if os.path.isdir(path):
-                with os.scandir(path) as entries:
-                    return "directory", [tuple.__new__(Entry, (entry.path, _is_directory(entry))) for entry in entries]
+                return "directory", _listed(path)
             if os.path.lexists(path):
                 return "file", [Entry(path, False)]
             if glob.has_magic(path):
@@ -134,6 +135,17 @@ class LocalStorage:
         return path
 
 
+def _listed(path: str) -> list[Entry]:
+    """Return the entries of a directory."""
+    new = tuple.__new__
+    with os.scandir(path) as found:
+        entries = list(found)
+    try:
+        return [new(Entry, (entry.path, entry.is_dir())) for entry in entries]
+    except OSError:
+        return [Entry(entry.path, _is_directory(entry)) for entry in entries]
+
+
 def _is_directory(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
@@ -177,13 +189,13 @@ def _heads(paths: Sequence[str], nbytes: int) -> list[Head]:
         except OSError as exc:
             heads.append(Head(b"", Stamp(0), exc))
         else:
-            heads.append(new(Head, (data, _stamp(status), None)))
+            inode = status.st_ino & _INODE_BITS
+            heads.append(new(Head, (data, new(Stamp, (status.st_size, status.st_mtime_ns, inode, "")), None)))
     return heads
 
 
 def _stamp(status: os.stat_result) -> Stamp:
-    # A layout holds inodes as int64, and some file systems use all 64 bits.
-    return tuple.__new__(Stamp, (status.st_size, status.st_mtime_ns, status.st_ino & 0x7FFF_FFFF_FFFF_FFFF, ""))
+    return tuple.__new__(Stamp, (status.st_size, status.st_mtime_ns, status.st_ino & _INODE_BITS, ""))
 
 
 def _pread(fd: int, offset: int, nbytes: int) -> bytes:

@@ -439,7 +439,7 @@ class FormatConformance:
             ends = np.cumsum(counts)
             for number, (end, count) in enumerate(zip(ends, counts, strict=True)):
                 self.write(root / f"shard_{number}{self._suffix}", whole[end - count : end])
-            return open_shards(root, format=self.format, engine="numpy", **self.options), whole  # type: ignore[arg-type]
+            return open_shards(root, format=self.format, engine="numpy", **self.options), whole
 
         return make
 
@@ -494,7 +494,7 @@ class FormatConformance:
         for size in {0, 1, len(data) // 4, len(data) // 2, len(data) - 1}:
             path.write_bytes(data[:size])
             with pytest.raises(LazyShardsError, match=path.name):
-                open_shards(path.parent, format=self.format, engine="numpy", **self.options).compute()  # type: ignore[arg-type]
+                open_shards(path.parent, format=self.format, engine="numpy", **self.options).compute()
 
     def test_change_is_told(self, shards: _Shards) -> None:
         """A shard that was rewritten since it was opened is an error that names it."""

@@ -48,26 +48,32 @@ def launch(tmp_path):
         names = ("LEGATE_CONFIG", "LAZYSHARDS_ENGINE", "LEGION_DEFAULT_ARGS")
         inherited = {name: value for name, value in os.environ.items() if name not in names}
         env = {**inherited, "PYTHONPATH": str(HERE.parents[1]), **environment}
-        process = subprocess.Popen(
-            command,
-            env=env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            cwd=out,
-            start_new_session=True,  # so that all of it can be ended, and nothing else
-        )
+        log = out / "said.txt"  # and no pipe, which ranks that outlive their launcher would keep open
+        with log.open("w") as file:
+            process = subprocess.Popen(
+                command, env=env, stdout=file, stderr=subprocess.STDOUT, cwd=out, start_new_session=True
+            )
         try:
-            said, _ = process.communicate(timeout=timeout)
+            process.wait(timeout)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            said, _ = process.communicate()
-            pytest.fail(f"{scenario} on {ranks} ranks did not end within {timeout} s:\n{said[-3000:]}")
+            end(process)
+            pytest.fail(f"{scenario} on {ranks} ranks did not end within {timeout} s:\n{log.read_text()[-3000:]}")
+        said = log.read_text()
         found = [out / f"rank_{rank}.json" for rank in range(ranks)]
         reports = [json.loads(path.read_text()) if path.exists() else None for path in found]
         return Done(process.returncode, reports, said)
 
     return run
+
+
+def end(process):
+    """End a launcher, which is asked first, so that it ends its ranks; they are in sessions of their own."""
+    os.killpg(process.pid, signal.SIGTERM)
+    try:
+        process.wait(20)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 class Done:

@@ -14,7 +14,9 @@ def failures():
 def found(launch, shards, failures):
     """Give what each rank found, by what went wrong."""
     if not failures:
-        reports = launch("failures", shards, timeout=200).well()
+        failures["run"] = launch("failures", shards, timeout=200)  # once, also if it fails
+    if len(failures) == 1:
+        reports = failures["run"].well()
         failures.update({name: [report["found"][name] for report in reports] for name in reports[0]["found"]})
         failures["seconds"] = max(max(report["seconds"].values()) for report in reports)
     return failures
@@ -27,7 +29,8 @@ def assert_mismatch(outcomes, *words):
         assert "rank 1" in message
         for word in words:
             assert word in message, message
-    assert len({message.partition(" in opening")[2].partition(":")[2] for _, message in outcomes}) == 1
+    # The same text on all, but for the path that each gave to open_shards.
+    assert len({message.partition(": ")[2] for _, message in outcomes}) == 1
 
 
 @pytest.mark.parametrize(
@@ -56,14 +59,14 @@ def test_open_fails_everywhere(found):
     [
         ("read: vanished", "ShardReadError"),
         ("read: rewritten", "ShardChangedError"),
-        ("batches: rewritten", "ShardChangedError"),
+        ("batches: vanished", "ShardReadError"),
     ],
 )
 def test_errors_travel(found, case, kind):
     """A leaf that fails on one rank raises the same error on all."""
     assert found[case][0] == found[case][1]
     assert found[case][0][0] == kind
-    assert "-1/shard_" in found[case][0][1]
+    assert "/shard_0003" in found[case][0][1]
 
 
 def test_refresh_differs(found):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lazyshards import open_shards
 from lazyshards.errors import LayoutError, LazyShardsError, ShardChangedError, ShardReadError
-from lazyshards.formats import npz
+from lazyshards.formats import npz_inflate
 from lazyshards.layout import Decoded, Packed, Planes
 from lazyshards.testing import (
     DTYPES,
@@ -281,7 +281,7 @@ def test_damaged_data_is_told(tmp_path):
 @pytest.mark.parametrize("row_shape", [(3,), (700, 1000)], ids=str)
 def test_pieces(tmp_path, monkeypatch, order, row_shape):
     """Rows that span pieces, and rows longer than a piece, are put together."""
-    monkeypatch.setattr(npz, "_PIECE_NBYTES", 1000)
+    monkeypatch.setattr(npz_inflate, "_PIECE_NBYTES", 1000)
     x = np.asarray(example_array((1500 if row_shape == (3,) else 3, *row_shape), ">i2"), order=order)
     np.savez_compressed(tmp_path / "a.npz", x=x)
     ds = open_shards(tmp_path / "a.npz")

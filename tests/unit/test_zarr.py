@@ -1,6 +1,9 @@
+import gzip
 import json
+import lzma
 import os
 import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +13,8 @@ from hypothesis import strategies as st
 
 from lazyshards import open_shards
 from lazyshards.errors import LayoutError, LazyShardsError, ShardChangedError, ShardReadError
-from lazyshards.formats import find_format, zarr_codecs
+from lazyshards.formats import find_format, zarr_chunks, zarr_codecs
+from lazyshards.formats.codecs import CodecError
 from lazyshards.layout import Decoded
 from lazyshards.storage import LocalStorage
 from lazyshards.testing import (
@@ -605,6 +609,7 @@ def test_remote(tmp_path, options):
 
 def test_missing_library_is_told(tmp_path, monkeypatch):
     """Without numcodecs a store that needs it is a fault that says what to install; one that does not is read."""
+
     def absent():
         raise zarr_codecs.RefusedError("its codecs need numcodecs: pip install 'lazyshards[zarr]'")
 
@@ -615,6 +620,69 @@ def test_missing_library_is_told(tmp_path, monkeypatch):
     save(tmp_path / "s1.zarr", array)
     with pytest.raises(LayoutError, match=r"pip install 'lazyshards\[zarr\]'"):
         open_shards(tmp_path / "s1.zarr")
+
+
+def test_without_isal(tmp_path, monkeypatch):
+    """Where isal is missing, Python's own zlib inflates, with the same checks."""
+    monkeypatch.setattr(zarr_codecs, "inflater", lambda: zlib)
+    array = example_array((20, 3), "f4")
+    save(tmp_path / "s0.zarr", array, compressors=V3_CODECS["gzip"])
+    ds = open_shards(tmp_path / "s0.zarr")
+    assert_same(ds.compute(), array)
+    path = chunk_files(tmp_path / "s0.zarr")[0]
+    path.write_bytes(gzip.compress(bytes(10**6)))
+    with pytest.raises(ShardReadError, match=r"s0.zarr' is damaged: its chunk \[0, 0\]: gzip: more than"):
+        ds.compute()
+
+
+@pytest.mark.parametrize("module", ["isal.isal_zlib", "zlib"])
+def test_gzip(module, monkeypatch):
+    """Streams one after the other are one chunk; a wrong checksum, a cut and bytes left over are errors."""
+    monkeypatch.setattr(zarr_codecs, "inflater", lambda: pytest.importorskip(module))
+    array = np.arange(3000, dtype="u1")
+    codecs = (zarr_codecs.Codec("gzip"),)
+    whole = gzip.compress(array.tobytes())
+    double = gzip.compress(array[:1000].tobytes()) + gzip.compress(array[1000:].tobytes())
+    for data in (whole, double):
+        out = np.zeros_like(array)
+        zarr_codecs.undo(codecs, [len(out)], data, out)
+        assert np.array_equal(out, array)
+    checksum = bytearray(whole)
+    checksum[-8] ^= 1
+    for data in (bytes(checksum), whole[:-1], whole[:50], whole + b"x", gzip.compress(bytes(3001)), b"", b"PK"):
+        with pytest.raises(CodecError, match=r"^gzip: "):
+            zarr_codecs.undo(codecs, [len(out)], data, out)
+
+
+def test_lzma_takes_bounded_memory():
+    """A stream that asks for more working memory than any preset takes is refused before it is given any."""
+    filters = [{"id": lzma.FILTER_LZMA2, "dict_size": 1 << 30}]
+    codecs = (zarr_codecs.Codec("lzma"),)
+    out = np.empty(100, "u1")
+    with pytest.raises(CodecError, match=r"lzma: Memory usage limit"):
+        zarr_codecs.undo(codecs, [100], lzma.compress(bytes(100), filters=filters), out)
+    zarr_codecs.undo(codecs, [100], lzma.compress(bytes(100), preset=9), out)
+    assert not out.any()
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_parts_of_a_chunk_are_decoded_once(tmp_path, monkeypatch, sharded):
+    """Slices in order decode a chunk once, not each of them anew, until the chunk is written anew."""
+    array = example_array((96, 3), "f4")
+    options = {"shards": (48, 3)} if sharded else {}
+    save(tmp_path / "s0.zarr", array, (24,), compressors=V3_CODECS["zstd"], **options)
+    ds = open_shards(tmp_path / "s0.zarr")
+    decoded = []
+    undo = zarr_chunks.undo
+    monkeypatch.setattr(zarr_chunks, "undo", lambda *arguments: (decoded.append(1), undo(*arguments)))
+    for start in range(0, 96, 4):
+        assert_same(ds[start : start + 4].compute(), array[start : start + 4])
+    assert len(decoded) == 4
+    for path in chunk_files(tmp_path / "s0.zarr"):
+        path.write_bytes(path.read_bytes())
+        os.utime(path, ns=(1, 1))
+    assert_same(ds[:4].compute(), array[:4])
+    assert len(decoded) == 5
 
 
 def test_several_tiles(tmp_path, engine):
