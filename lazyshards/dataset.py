@@ -13,6 +13,7 @@ from lazyshards import catalog, display
 from lazyshards.batches import Batches
 from lazyshards.bundle import Bundle, zip_shards
 from lazyshards.engines import Array, Engine, check_engine_name, choose_engine, find_engine, wanted_engine
+from lazyshards.engines.collector import collector_off
 from lazyshards.engines.ranks import is_first_rank, layout_facts, together
 from lazyshards.errors import EngineError, LazyShardsError, ShardChangedError, UnsupportedDtypeError
 from lazyshards.functions import keep_function
@@ -130,7 +131,7 @@ def open_shards(
             each = {key: {**alike, **options, name: one} for key, one in named.items()}
             return zip_shards(**{key: open_shards(path, **given) for key, given in each.items()})
     layout = together(
-        lambda: catalog.scan(
+        lambda: _scan(
             path,
             format=format,
             order=order,
@@ -146,6 +147,12 @@ def open_shards(
         what=f"opening {path!r:.200}",
     )
     return ShardedDataset(layout, select_all(layout.rows, layout.row_shape), engine)
+
+
+def _scan(path: object, **given: Any) -> Layout:
+    """Find and describe the shards, with the collector off: it would look again and again at what is made for each."""
+    with collector_off():
+        return catalog.scan(path, **given)
 
 
 class ShardedDataset:

@@ -253,7 +253,7 @@ class BatchReader:
                 )
 
     def _decode_whole(self, columns: Mapping[str, Column], start: int, stop: int) -> dict[str, npt.NDArray[np.generic]]:
-        """Return rows [start, stop) of some columns, which pyarrow decompresses: it is shown a stream of these alone."""
+        """Return rows [start, stop) of some columns; pyarrow decompresses them: it is shown a stream of these."""
         pa = load_pyarrow()
         schema, batch = self._index.schema, self._batch
         slots = [self._slot(name) for name in columns]

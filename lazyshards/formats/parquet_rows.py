@@ -19,11 +19,11 @@ from lazyshards.storage.base import Part, Storage
 
 __all__ = ["Request", "read_group"]
 
-_WINDOW_NBYTES = 24 << 20
-"""Bytes of a row group that are read in one go; of a larger one each column is read piece by piece."""
+_WINDOW_NBYTES = 48 << 20
+"""Bytes of a row group that are held: of a larger one, so many columns at a time; of a larger column, a piece."""
 _PAGE_NBYTES = 17 << 16
 """Bytes of a page, which is decoded whole, as writers usually make them at most."""
-_BATCH_NBYTES = 4 << 20
+_BATCH_NBYTES = 8 << 20
 """Bytes that are decoded at a time."""
 _MOST_BATCH_ROWS = 1 << 16
 _MOST_WASTED_ROWS = 8192
@@ -65,8 +65,8 @@ class _Pass(NamedTuple):
 
     first: int
     """Row that is decoded first, counted in the file."""
-    places: list[int] | None
-    """Which of the columns of the request; None for all."""
+    places: list[int]
+    """Which of the columns of the request."""
     runs: list[_Run]
     """What is read."""
     exact: bool
@@ -172,8 +172,10 @@ def read_group(request: Request, group: int, start: int, stop: int, out: npt.NDA
 def _decode(request: Request, group: int, part: _Pass, start: int, stop: int, out: npt.NDArray[np.generic]) -> None:
     """Fill the columns of a pass."""
     pa = load_pyarrow()
-    columns = request.columns if part.places is None else [request.columns[k] for k in part.places]
-    names = list(dict.fromkeys([column.name for column in columns]))
+    columns = [request.columns[k] for k in part.places]
+    low, high = part.places[0], part.places[-1] + 1
+    together = high - low == len(columns)
+    names = [column.name for column in columns]
     window = _Window(request.shard, request.storage, part.runs, request.scratch, exact=part.exact)
     whole = window.is_held and not part.exact and stop == request.footer.starts[group + 1]
     buffer_nbytes = 0 if whole else 16 << 10 if window.is_held else max(64 << 10, _WINDOW_NBYTES // len(part.runs))
@@ -191,25 +193,19 @@ def _decode(request: Request, group: int, part: _Pass, start: int, stop: int, ou
             a, b = max(start, at), min(stop, at + len(batch))
             if a < b:
                 rows = out[a - start : b - start]
-                values = _batch_values(batch.slice(a - at, b - a), columns, request.view)
-                if part.places is None:
-                    write_rows(rows, values, request.rest, request.scratch, stacked=request.stacked)
+                found = batch.slice(a - at, b - a)
+                values = [to_numpy(found.column(column.name), column, request.view) for column in columns]
+                if not request.stacked:
+                    write_rows(rows, values, request.rest, request.scratch, stacked=False)
+                elif together:
+                    write_rows(rows[:, low:high], values, request.rest, request.scratch, stacked=True)
                 else:
-                    for k, found in zip(part.places, values, strict=True):
-                        write_rows(rows[:, k : k + 1], [found], request.rest, request.scratch, stacked=True)
+                    for k, array in zip(part.places, values, strict=True):
+                        write_rows(rows[:, k : k + 1], [array], request.rest, request.scratch, stacked=True)
             at += len(batch)
             if at >= stop:
                 return
     raise ShardReadError(f"{request.shard.path!r} is damaged: its row group {group} ends before row {stop:,}")
-
-
-def _batch_values(batch: Any, columns: Sequence[Column], view: View) -> list[npt.NDArray[np.generic]]:
-    """Return the values of some columns of a batch."""
-    known: dict[str, npt.NDArray[np.generic]] = {}
-    for column in columns:
-        if column.name not in known:
-            known[column.name] = to_numpy(batch.column(column.name), column, view)
-    return [known[column.name] for column in columns]
 
 
 def _plan_passes(request: Request, group: int, start: int, stop: int) -> list[_Pass]:
@@ -220,23 +216,38 @@ def _plan_passes(request: Request, group: int, start: int, stop: int) -> list[_P
         passes = _plan_skipping(request, group, start - first, stop - first)
         if passes:
             return passes
-    names = dict.fromkeys([column.name for column in request.columns])
-    chunks = [_chunk(shard, footer, group, leaf) for name in names for leaf in footer.schema.leaves[name]]
     share = (stop - first) / (end - first)
-    runs = []
-    for at, until in chunks:
-        nbytes = min(until - at, int((until - at) * share) + _PAGE_NBYTES)
-        runs.append(_Run(at, ((at, at + nbytes),)))
-    return [_Pass(first, None, runs, exact=False)]
+    runs: list[list[_Run]] = []
+    for column in request.columns:
+        runs.append([])
+        for leaf in footer.schema.leaves[column.name]:
+            at, until = _chunk(shard, footer, group, leaf)
+            nbytes = min(until - at, int((until - at) * share) + _PAGE_NBYTES)
+            runs[-1].append(_Run(at, ((at, at + nbytes),)))
+    return _passes(first, range(len(runs)), runs, exact=False)
+
+
+def _passes(first: int, places: Sequence[int], runs: Sequence[Sequence[_Run]], *, exact: bool) -> list[_Pass]:
+    """Return the passes that decode some columns, as many at a time as can be held; ``runs`` are those of all columns."""
+    passes: list[_Pass] = []
+    held = _WINDOW_NBYTES + 1
+    for k in places:
+        nbytes = sum([run.nbytes for run in runs[k]])
+        if held + nbytes > _WINDOW_NBYTES:
+            passes.append(_Pass(first, [], [], exact))
+            held = 0
+        passes[-1].places.append(k)
+        passes[-1].runs.extend(runs[k])
+        held += nbytes
+    return passes
 
 
 def _plan_skipping(request: Request, group: int, start: int, stop: int) -> list[_Pass]:
     """Return how rows [start, stop) of a row group are decoded by their own pages; nothing if that cannot be."""
     shard, footer = request.shard, request.footer
-    columns = {column.name: column for column in request.columns}
     leaves, each = [], []
-    for name, column in columns.items():
-        (leaf, *others) = footer.schema.leaves[name]
+    for column in request.columns:
+        (leaf, *others) = footer.schema.leaves[column.name]
         count = _values_of_a_row(footer, group, leaf, column)
         if others or not count:
             return []
@@ -250,23 +261,21 @@ def _plan_skipping(request: Request, group: int, start: int, stop: int) -> list[
         [stop * count for count in each],
         [footer.pages.get((group, leaf)) for leaf in leaves],
     )
-    firsts: dict[str, int] = {}
-    runs: dict[str, _Run] = {}
-    for name, leaf, count, (shown, _), found in zip(columns, leaves, each, chunks, pages, strict=True):
+    firsts: list[int] = []
+    runs: list[list[_Run]] = []
+    for leaf, count, (shown, _), found in zip(leaves, each, chunks, pages, strict=True):
         if found is None:
             return []
         footer.pages[group, leaf] = found
         at, until, before = found.span(start * count, stop * count)
         if before % count:
             return []
-        firsts[name] = footer.starts[group] + before // count
-        runs[name] = _Run(shown, (found.dictionary, (at, until)))
-    passes = []
-    for first in sorted(set(firsts.values())):
-        places = [k for k, column in enumerate(request.columns) if firsts[column.name] == first]
-        names = dict.fromkeys([request.columns[k].name for k in places])
-        every = None if len(places) == len(request.columns) else places
-        passes.append(_Pass(first, every, [runs[name] for name in names], exact=True))
+        firsts.append(footer.starts[group] + before // count)
+        runs.append([_Run(shown, (found.dictionary, (at, until)))])
+    passes: list[_Pass] = []
+    for first in sorted(set(firsts)):
+        places = [k for k, other in enumerate(firsts) if other == first]
+        passes += _passes(first, places, runs, exact=True)
     return passes
 
 

@@ -1,4 +1,4 @@
-"""Whatever goes wrong on one rank only: what each rank gets, how long that takes, and whether the next compute works."""
+"""Whatever goes wrong on one rank only: what each rank gets, how long it takes, and that the next compute works."""
 
 import os
 import shutil

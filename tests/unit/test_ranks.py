@@ -1,0 +1,193 @@
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import lazyshards
+from lazyshards.engines import bringup, ranks
+from lazyshards.errors import LazyShardsError, RankMismatchError
+from lazyshards.plan import Capacity, compile_plan
+from lazyshards.selection import select, select_all
+
+
+def told(*facts):
+    """Return what ranks on hosts a, b, c... say."""
+    return [{"host": chr(97 + rank), **each} for rank, each in enumerate(facts)]
+
+
+def test_difference_names_rank_and_fact():
+    """The error says which rank differs, on which host, in what, and what the others have."""
+    text = ranks.describe_differences("opening 'd'", told({"rows": "9", "dtype": "f4"}, {"rows": "7", "dtype": "f4"}))
+    assert "the ranks differ in opening 'd': rank 1 (on b) has rows 7, where rank 0 (on a) has rows 9." in text
+    assert "dtype" not in text
+
+
+def test_majority_is_the_measure():
+    """The few are measured by the many, also where rank 0 is among the few."""
+    text = ranks.describe_differences("it", told({"rows": "7"}, {"rows": "9"}, {"rows": "9"}))
+    assert "rank 0 (on a) has rows 7, where rank 1 (on b) has rows 9" in text
+    assert "rank 2 (" not in text
+
+
+def test_tie_goes_to_the_first():
+    """Of two ranks that differ, the second is named."""
+    assert "rank 1 (on b) has rows 9" in ranks.describe_differences("it", told({"rows": "7"}, {"rows": "9"}))
+
+
+def test_error_is_told_with_who_succeeded():
+    """A rank that failed is named with its error, and those on which it went well."""
+    text = ranks.describe_differences("it", told({"error": "ShardReadError: gone"}, {"rows": "9"}, {"rows": "9"}))
+    assert "rank 0 (on a) failed with ShardReadError: gone" in text
+    assert "it went well on rank 1, rank 2" in text
+
+
+def test_different_errors_are_all_told():
+    """Where every rank failed, each its own way, all ways are told."""
+    text = ranks.describe_differences("it", told({"error": "A: x"}, {"error": "B: y"}))
+    assert "failed with B: y" in text
+
+
+def test_many_ranks_are_cut_short():
+    """However many ranks differ, the message stays short."""
+    facts = [{"rows": str(rank)} for rank in range(4_096)]
+    text = ranks.describe_differences("it", told(*facts))
+    assert "4,085 more ranks differ" in text
+    assert len(text) < 2_500
+
+
+def test_one_process_compares_nothing():
+    """In one process the work is done and its result or error passed on, and no fact is asked for."""
+
+    def facts(_):
+        raise AssertionError("asked")
+
+    assert ranks.together(lambda: 3, facts, "legate", what="it") == 3
+    with pytest.raises(KeyError):
+        ranks.together(lambda: {}["x"], facts, "numpy", what="it")
+    assert ranks.agree(-(2**62), "legate") == -(2**62)
+    assert ranks.is_first_rank()
+
+
+def test_error_class():
+    """RankMismatchError is caught as ours and as a RuntimeError."""
+    assert issubclass(RankMismatchError, LazyShardsError)
+    assert issubclass(RankMismatchError, RuntimeError)
+    assert lazyshards.RankMismatchError is RankMismatchError
+
+
+class Team:
+    """Ranks played one after the other: what each says is noted, then all are told."""
+
+    def __init__(self, monkeypatch):
+        self.said, self.turn = [], 0
+        monkeypatch.setattr(ranks, "is_shared", lambda engine: True)
+        monkeypatch.setattr(ranks, "_exchange", self.exchange)
+
+    def exchange(self, message, width):
+        """Note what this rank says; what all say is known in the second round only."""
+        assert len(message) <= width
+        self.turn += 1
+        if len(self.said) < self.turn:
+            self.said.append([])
+        self.said[self.turn - 1].append(message)
+        return self.said[self.turn - 1]
+
+    def play(self, *parts):
+        """Return what the last rank gets once all the others have said the same in every round."""
+        got = None
+        for part in parts:
+            self.turn = 0
+            try:
+                got = part()
+            except Exception as exc:  # noqa: BLE001  # what the rank gets
+                got = exc
+        return got
+
+
+def test_same_facts_pass(monkeypatch):
+    """Ranks that find the same get their results."""
+    team = Team(monkeypatch)
+    part = lambda: ranks.together(lambda: "r", lambda _: {"rows": 9}, "legate", what="it")  # noqa: E731
+    assert team.play(part, part, part) == "r"
+    assert len(team.said) == 1
+
+
+def test_different_facts_raise(monkeypatch):
+    """Ranks that find different things compare details, which are bounded, and raise."""
+    team = Team(monkeypatch)
+
+    def part(rows):
+        return lambda: ranks.together(lambda: rows, lambda n: {"rows": n, "x" * 99: "y" * 9_999}, "legate", what="it")
+
+    got = team.play(part(9), part(7))
+    assert isinstance(got, RankMismatchError)
+    assert json.loads(team.said[1][0])["rows"] == "7"
+
+
+def test_same_error_is_passed_on(monkeypatch):
+    """What fails on every rank with the same kind of error is that error, whatever its text."""
+    team = Team(monkeypatch)
+
+    def part(text):
+        def fail():
+            raise LazyShardsError(text)
+
+        return lambda: ranks.together(fail, lambda _: {}, "legate", what="it")
+
+    got = team.play(part("node a"), part("node b"))
+    assert type(got) is LazyShardsError
+    assert str(got) == "node b"
+
+
+def test_other_errors_are_one(monkeypatch):
+    """What fails on every rank in its own way is one error for all."""
+    team = Team(monkeypatch)
+
+    def part(kind):
+        def fail():
+            raise kind("text")
+
+        return lambda: ranks.together(fail, lambda _: {}, "legate", what="it")
+
+    assert isinstance(team.play(part(OSError), part(ValueError)), RankMismatchError)
+
+
+def test_facts_do_not_depend_on_the_place(write, tmp_path):
+    """The same files below another root have the same facts, and other files, rows, or tiles have others."""
+    path, _ = write([4, 6], name="a")
+    write([4, 6], name="b")
+    write([4, 7], name="c")
+
+    def facts(name, index, workers=2):
+        layout = lazyshards.open_shards(tmp_path / name, engine="numpy")._layout
+        selection = select(select_all(layout.rows, layout.row_shape), index)
+        return ranks.plan_facts(compile_plan(layout, selection, Capacity(workers), tiles_per_processor=1))
+
+    usual = facts("a", np.s_[2:8])
+    assert facts("b", np.s_[2:8]) == usual
+    assert facts("c", np.s_[2:8]) != usual
+    assert facts("a", np.s_[2:9]) != usual
+    assert facts("a", np.s_[2:8, 1]) != usual
+    assert facts("a", np.s_[2:8], workers=3) != usual
+    assert facts("a", np.array([2, 3])) != facts("a", np.array([2, 4]))
+
+
+def test_child_of_a_rank(monkeypatch):
+    """A process that a rank started does not start Legate, which would wait for the others for ever."""
+    code = """
+        import sys
+        from lazyshards.engines import bringup, ranks
+        print(bringup.is_child_of_rank(), ranks.node_id(), "child of a rank" in (bringup.why_unavailable() or ""))
+    """
+    monkeypatch.setenv("LAZYSHARDS_RANK_PROCESS", "1")
+    monkeypatch.setenv("LEGATE_GLOBAL_RANK", "3")
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(line.strip() for line in code.splitlines())],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**__import__("os").environ, "PYTHONPATH": str(bringup.Path(bringup.__file__).parents[2])},
+    )
+    assert done.stdout.split()[:2] == ["True", "0"]
