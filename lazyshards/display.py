@@ -341,6 +341,10 @@ def plan_text(plan: ReadPlan, engine: str, capacity: Capacity, shards: int | Non
         ("requests", f"{plan.requests:,}"),
         ("peak memory", f"{size_text(peak)}  ({parts}{limit})"),
     ]
+    if tiles > 1 and capacity.workers > 1:
+        busiest, most = [int(each.max()) for each in plan.loads(capacity.workers)]
+        skew = f"{size_text(busiest)} in {_plural(most, 'request')}, {plan.skew(capacity.workers):.2f} times the mean"
+        facts.insert(-1, ("busiest", skew))
     return "\n".join([f"{label:16}{text}" for label, text in facts])
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 
 from lazyshards.access import count_reads
 from lazyshards.errors import CapacityError
@@ -89,11 +90,14 @@ class ReadPlan:
         return sum(1 for _ in self.layout.segments(self.rows))
 
     @cached_property
+    def _tile_reads(self) -> list[tuple[int, int, int]]:
+        return [count_reads(self.rows[tile], self.layout, self.cell) for tile in self.tiles]
+
+    @cached_property
     def _reads(self) -> tuple[int, int, int]:
-        counts = [count_reads(self.rows[tile], self.layout, self.cell) for tile in self.tiles]
-        if not counts:
+        if not self._tile_reads:
             return 0, 0, 0
-        requests, nbytes, scratch = zip(*counts, strict=True)
+        requests, nbytes, scratch = zip(*self._tile_reads, strict=True)
         return sum(requests), sum(nbytes), max(scratch)
 
     @property
@@ -110,6 +114,24 @@ class ReadPlan:
     def scratch_nbytes(self) -> int:
         """Most bytes that one leaf needs besides its tile."""
         return self._reads[2]
+
+    def loads(self, workers: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return the bytes and the requests that each of ``workers`` processors reads, if tiles are dealt in blocks.
+
+        Legate deals them so, over the ranks and within each; a rank's share is the sum over its processors.
+        """
+        tiles = len(self._tile_reads)
+        counts = np.array(self._tile_reads, np.int64).reshape(tiles, 3)
+        holder = np.arange(tiles) * workers // max(1, tiles)
+        nbytes, requests = np.zeros(workers, np.int64), np.zeros(workers, np.int64)
+        np.add.at(nbytes, holder, counts[:, 1])
+        np.add.at(requests, holder, counts[:, 0])
+        return nbytes, requests
+
+    def skew(self, workers: int) -> float:
+        """Return how much longer the busiest processor reads than the mean one, by bytes: 1 if all read as much."""
+        nbytes, _ = self.loads(workers)
+        return float(nbytes.max() / nbytes.mean()) if nbytes.any() else 1.0
 
     def peak_nbytes(self, workers: int) -> int:
         """Return the most bytes that the result and the scratch of ``workers`` leaves take together."""

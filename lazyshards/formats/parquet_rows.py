@@ -228,7 +228,7 @@ def _plan_passes(request: Request, group: int, start: int, stop: int) -> list[_P
 
 
 def _passes(first: int, places: Sequence[int], runs: Sequence[Sequence[_Run]], *, exact: bool) -> list[_Pass]:
-    """Return the passes that decode some columns, as many at a time as can be held; ``runs`` are those of all columns."""
+    """Return the passes that decode some columns, as many at a time as can be held; ``runs`` are of all columns."""
     passes: list[_Pass] = []
     held = _WINDOW_NBYTES + 1
     for k in places:

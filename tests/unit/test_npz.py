@@ -1,6 +1,7 @@
 import io
 import struct
 import zipfile
+import zlib
 
 import numpy as np
 import pytest
@@ -355,3 +356,22 @@ def test_missing_when_read(tmp_path):
     (tmp_path / "a.npz").unlink()
     with pytest.raises(ShardReadError, match=r"a\.npz"):
         ds.compute()
+
+
+def test_zipfile_is_imported_when_it_is_needed(child):
+    """``import lazyshards`` does not import zipfile, which would take longer than most of the package."""
+    assert child("import sys, lazyshards; print('zipfile' in sys.modules)").strip() == "False"
+
+
+def test_without_isal(tmp_path, monkeypatch):
+    """Where isal is missing, Python's own zlib inflates, with the same checks."""
+    monkeypatch.setattr(npz_inflate, "inflater", lambda: zlib)
+    x = example_array((3000, 5), "f8")
+    np.savez_compressed(tmp_path / "a.npz", x=x)
+    ds = open_shards(tmp_path / "a.npz")
+    assert_same(ds[::-7, 1:3].compute(), x[::-7, 1:3])
+    data = bytearray((tmp_path / "a.npz").read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    (tmp_path / "a.npz").write_bytes(data)
+    with pytest.raises(ShardReadError, match=r"a.npz' is damaged: its array 'x' does not inflate"):
+        open_shards(tmp_path / "a.npz").compute()

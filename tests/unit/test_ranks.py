@@ -156,7 +156,7 @@ def test_other_errors_are_one(monkeypatch):
 
 def test_facts_do_not_depend_on_the_place(write, tmp_path):
     """The same files below another root have the same facts, and other files, rows, or tiles have others."""
-    path, _ = write([4, 6], name="a")
+    write([4, 6], name="a")
     write([4, 6], name="b")
     write([4, 7], name="c")
 

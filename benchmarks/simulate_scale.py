@@ -1,0 +1,164 @@
+"""What a dataset costs on many ranks: the real planner on layouts that were never written.
+
+    python -m benchmarks.simulate_scale                  # 1 to 4,096 ranks, up to 1,000,000 shards (1 PB)
+    python -m benchmarks.simulate_scale --check DIR      # predictions for this machine beside what is measured
+
+A layout of any size is made of names and numbers, the planner runs on it as it would on a rank, and what each rank
+would read follows from the plan. Time is a model: see docs/explanation/scaling.md.
+"""
+
+import argparse
+import pickle
+import time
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+
+import lazyshards
+from lazyshards.access import count_reads
+from lazyshards.layout import Layout
+from lazyshards.plan import Capacity, compile_plan
+from lazyshards.selection import select, select_all
+from lazyshards.storage import LocalStorage
+
+ROW_NBYTES = 4096
+LATENCY_S, RANK_NBYTES_S = 0.03, 1.5e9
+"""A request to an object store, and what one rank reads in a second: the model's two constants, options of main."""
+
+
+def make_layout(shards, nbytes, seed=0):
+    """Return a layout of so many npy shards of uneven length, ``nbytes`` together."""
+    weights = np.random.default_rng(seed).uniform(0.5, 1.5, shards)
+    rows = np.maximum(1, (weights / weights.sum() * (nbytes // ROW_NBYTES)).astype(np.int64))
+    stamps = np.stack([rows * ROW_NBYTES + 128, np.zeros_like(rows), np.arange(shards)], axis=1)
+    return Layout(
+        format="npy",
+        storage=LocalStorage(),
+        row_shape=(ROW_NBYTES // 4,),
+        dtype=np.dtype("f4"),
+        root="/data/",
+        names=tuple([f"shard_{i:07d}.npy" for i in range(shards)]),
+        ends=np.cumsum(rows),
+        stamps=stamps,
+        offsets=np.full(shards, 128, np.int64),
+    )
+
+
+def timed(action):
+    """Return what an action returns, and the seconds that it took."""
+    began = time.perf_counter()
+    result = action()
+    return result, time.perf_counter() - began
+
+
+def loads(plan, ranks):
+    """Return the bytes and requests of each rank, or of some of them, evenly spaced, where counting all takes long."""
+    if plan.shards <= 100_000 or ranks <= 16:
+        return plan.loads(ranks)
+    tiles = [plan.tiles[i] for i in np.linspace(0, plan.tile_count - 1, 16).astype(int)]
+    counts = np.array([count_reads(plan.rows[tile], plan.layout, plan.cell) for tile in tiles])
+    return counts[:, 1], counts[:, 0]
+
+
+def simulate(layout, ranks, index, latency_s=LATENCY_S, rank_nbytes_s=RANK_NBYTES_S, concurrency=64):
+    """Return a row of the table: what computing ``layout[index]`` on so many ranks takes."""
+    selection = select(select_all(layout.rows, layout.row_shape), index)
+    plan, plan_s = timed(lambda: compile_plan(layout, selection, Capacity(workers=ranks)))
+    (nbytes, requests), count_s = timed(lambda: loads(plan, ranks))
+    launched = len(pickle.dumps(plan.layout))
+    seconds = max(nbytes.max() / rank_nbytes_s, requests.max() * latency_s / concurrency)
+    return {
+        "shards": len(layout),
+        "TB": plan.nbytes / 1e12,
+        "ranks": ranks,
+        "plan ms": plan_s * 1e3,
+        "count s": count_s,
+        "plan MB": launched / 1e6,
+        "GB/rank": nbytes.mean() / 1e9,
+        "req/rank": requests.mean(),
+        "skew": nbytes.max() / max(1, nbytes.mean()),
+        "read s": seconds,
+        "req/s": requests.mean() * ranks / seconds if seconds else 0.0,
+    }
+
+
+def layout_nbytes(shards):
+    """Return the bytes of memory that a layout of so many shards takes on every rank."""
+    tracemalloc.start()
+    layout = make_layout(shards, shards << 20)
+    held = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    del layout
+    return held
+
+
+def table(rows):
+    """Print rows of figures under their names."""
+    names = list(rows[0])
+    texts = [
+        [f"{row[name]:,.2f}" if isinstance(row[name], float) else f"{row[name]:,}" for name in names] for row in rows
+    ]
+    widths = [max(len(name), *[len(line[i]) for line in texts]) for i, name in enumerate(names)]
+    print("  ".join(name.rjust(width) for name, width in zip(names, widths, strict=True)))
+    for line in texts:
+        print("  ".join(text.rjust(width) for text, width in zip(line, widths, strict=True)), flush=True)
+
+
+def check(directory):
+    """Print what the plan predicts for one machine beside what reading does: requests and bytes are counted."""
+    from lazyshards.testing import RecordingStorage, example_array, with_storage, write_npy_shards
+
+    path = Path(directory) / "simulate_scale"
+    if not path.is_dir():
+        whole = example_array((65_536, 1024), "f4")
+        write_npy_shards(path, np.split(whole, np.cumsum([9_000, 30_000, 1_000, 12_000])))
+    ds = lazyshards.open_shards(path, engine="numpy")
+    rows = []
+    for name, index in {"all": np.s_[:], "a half": np.s_[7_000:40_000], "every 9th": np.s_[::9]}.items():
+        recording = RecordingStorage(ds[index]._layout.storage)
+        part = with_storage(ds[index], recording)
+        plan = part.plan()
+        part.compute()
+        seconds = min(timed(ds[index].compute)[1] for _ in range(5))
+        rows.append(
+            {
+                "slice": name,
+                "requests planned": plan.requests,
+                "requests made": len(recording.reads),
+                "bytes planned": plan.bytes_read,
+                "bytes read": sum(read[2] for read in recording.reads),
+                "s": seconds,
+                "GB/s": plan.bytes_read / seconds / 1e9,
+            }
+        )
+    table([{name: value for name, value in row.items() if name != "slice"} for row in rows])
+
+
+def main():
+    """Run the simulation, or the check."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", metavar="DIR", help="measure on this machine, with data that is written there once")
+    parser.add_argument("--latency-ms", type=float, default=LATENCY_S * 1e3)
+    parser.add_argument("--rank-gbs", type=float, default=RANK_NBYTES_S / 1e9)
+    parser.add_argument("--most-shards", type=int, default=1_000_000)
+    options = parser.parse_args()
+    if options.check:
+        check(options.check)
+        return
+    model = {"latency_s": options.latency_ms / 1e3, "rank_nbytes_s": options.rank_gbs * 1e9}
+    rows = []
+    for shards in (1_000, 100_000, 1_000_000):
+        if shards > options.most_shards:
+            continue
+        layout = make_layout(shards, shards * 10**9)
+        rows += [simulate(layout, ranks, np.s_[:], **model) for ranks in (1, 16, 256, 4_096) if shards < 10**6 * ranks]
+        rows += [simulate(layout, ranks, np.s_[1_000_000:5_000_000], **model) for ranks in (16, 4_096)]
+    table(rows)
+    for shards in (1_000, 1_000_000):
+        if shards <= options.most_shards:
+            print(f"a layout of {shards:,} shards takes {layout_nbytes(shards) / 1e6:,.1f} MB on every rank")
+
+
+if __name__ == "__main__":
+    main()
