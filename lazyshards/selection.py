@@ -136,7 +136,7 @@ def _select_rows(rows: Rows, item: object) -> tuple[Rows, bool]:
     if position is not None:
         row = int(rows[position])
         return range(row, row + 1), True
-    if isinstance(item, range) and len(item) and min(item[0], item[-1]) >= 0 and max(item[0], item[-1]) < len(rows):
+    if isinstance(item, range) and item and min(item[0], item[-1]) >= 0 and max(item[0], item[-1]) < len(rows):
         return _compose(rows, item), False
     return _take(rows, _positions(item, len(rows))), False
 
@@ -148,6 +148,8 @@ def _positions(item: object, length: int) -> npt.NDArray[np.int64]:
             f"{item!r} cannot index the rows: only integers, slices (':'), Ellipsis ('...'), "
             "boolean masks and integer arrays can"
         )
+    if isinstance(item, range) and item:  # before an array is made of it, which may be of any length
+        _check_bounds(min(item[0], item[-1]), max(item[0], item[-1]), length)
     try:
         array = np.asarray(item)
     except ValueError as exc:
@@ -168,13 +170,18 @@ def _positions(item: object, length: int) -> npt.NDArray[np.int64]:
     if array.size == 0:
         return np.empty(0, np.int64)
     low, high = int(array.min()), int(array.max())
-    if low < -length or high >= length:
-        bad = high if high >= length else low
-        raise SelectionError(f"index {bad} is out of bounds for the rows (axis 0) with size {length}")
+    _check_bounds(low, high, length)
     positions = array.astype(np.int64)
     if low < 0:
         positions[positions < 0] += length
     return positions
+
+
+def _check_bounds(low: int, high: int, length: int) -> None:
+    """Raise SelectionError if the least or the largest index has no row."""
+    if low < -length or high >= length:
+        bad = high if high >= length else low
+        raise SelectionError(f"index {bad} is out of bounds for the rows (axis 0) with size {length}")
 
 
 def _compose(rows: Rows, positions: range) -> Rows:

@@ -93,7 +93,7 @@ static int64_t now_ns(void)
 /* Map a file that is the one meant; 0 if it is not, or cannot be. */
 char *lazyshards_map(const char *path, const int64_t *stamp)
 {
-    int file = open(path, O_RDONLY | O_CLOEXEC);
+    int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe in its place must not hang */
     if (file < 0) {
         return 0;
     }

@@ -1,5 +1,6 @@
 """What an engine is: what allocates the result and runs the leaf once for each tile."""
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeAlias
 
@@ -7,7 +8,7 @@ import numpy as np
 
 from lazyshards.plan import Capacity, ReadPlan
 
-__all__ = ["Array", "Engine", "PendingResult"]
+__all__ = ["Array", "Engine", "PendingResult", "overlaps"]
 
 Array: TypeAlias = Any
 """An array of the engine's own type: numpy.ndarray, cupynumeric.ndarray or cupy.ndarray."""
@@ -59,3 +60,29 @@ class Engine(Protocol):
     def reading(self) -> AbstractContextManager[None]:
         """Return what must be entered while results are pending."""
         ...
+
+
+def overlaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Return whether elements of an array may lie over one another, so that it cannot hold a result.
+
+    Rare arrays whose elements interleave, as only ``as_strided`` makes them, count as if they did.
+
+    Parameters
+    ----------
+    shape : sequence of int
+    strides : sequence of int
+        In elements, or in bytes with the size of an element as a last axis.
+
+    Examples
+    --------
+    >>> overlaps((40, 3), (3, 1)), overlaps((40, 3), (0, 1))
+    (False, True)
+    """
+    if 0 in shape:
+        return False
+    reach = 0
+    for stride, size in sorted((abs(stride), size) for stride, size in zip(strides, shape, strict=True) if size > 1):
+        if stride <= reach:
+            return True
+        reach += stride * (size - 1)
+    return False

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from lazyshards.engines import staging
+from lazyshards.engines.base import overlaps
 from lazyshards.engines.dtypes import why_not_cupy
 from lazyshards.errors import EngineError
 from lazyshards.plan import Capacity, ReadPlan
@@ -41,6 +42,8 @@ class CupyEngine:
                 f"out must be a cupy.ndarray of shape {plan.shape} and dtype {plan.dtype}, found {type(out).__name__} "
                 f"of shape {getattr(out, 'shape', None)} and dtype {getattr(out, 'dtype', None)}"
             )
+        elif overlaps((*out.shape, out.dtype.itemsize), (*out.strides, 1)):
+            raise EngineError(f"out has strides {out.strides}, so that elements overlap; expected memory for each")
         for tile in plan.tiles:
             staging.fill_device(out[tile], plan.rows[tile], plan.layout, plan.cell)
         return out

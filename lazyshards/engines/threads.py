@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lazyshards.engines import bringup
+from lazyshards.engines.base import overlaps
 from lazyshards.engines.collector import collect_if_due, collector_off
 from lazyshards.errors import EngineError
 from lazyshards.leaf import fill
@@ -72,14 +73,16 @@ class ThreadEngine:
     def execute(self, plan: ReadPlan, *, out: npt.NDArray[np.generic] | None = None) -> npt.NDArray[np.generic]:
         """Run the plan on threads and return the array."""
         if out is None:
-            out = allocate(plan.shape, plan.dtype)
+            out = filled = allocate(plan.shape, plan.dtype)
         else:
             _check_out(out, plan)
+            filled = out.view(np.ndarray)  # a matrix, say, keeps two axes whatever it is reshaped to
         if plan.tile_count <= 1:
-            fill(out, plan.rows, plan.layout, plan.cell)
+            fill(filled, plan.rows, plan.layout, plan.cell)
             return out
         with self.reading():
-            return self._submit(plan, out).result()
+            self._submit(plan, filled).result()
+        return out
 
     def begin(self, plan: ReadPlan, *, may_block: bool = False) -> "PendingArray":
         """Begin to read the plan on threads, or read it here if it is one tile and that may be."""
@@ -153,6 +156,10 @@ class _Buffers:
         self._readers = 0
         self._lock = threading.Lock()
 
+    def forget_lock(self) -> None:
+        """After a fork another thread may have held it."""
+        self._lock = threading.Lock()
+
     def __enter__(self) -> None:
         with self._lock:
             self._readers += 1
@@ -190,12 +197,16 @@ class _Buffers:
 def _check_out(out: object, plan: ReadPlan) -> None:
     if not isinstance(out, np.ndarray):
         raise EngineError(f"out is a {type(out).__name__}, expected a numpy.ndarray for the numpy engine")
+    if isinstance(out, np.ma.MaskedArray):
+        raise EngineError("out is a masked array, whose mask would hide what is read; expected a plain one: out.data")
     if out.shape != plan.shape or out.dtype != plan.dtype:
         raise EngineError(
             f"out has shape {out.shape} and dtype {out.dtype}, expected shape {plan.shape} and dtype {plan.dtype}"
         )
     if not out.flags.writeable:
         raise EngineError("out is read-only, expected a writable array")
+    if overlaps((*out.shape, out.itemsize), (*out.strides, 1)):
+        raise EngineError(f"out has strides {out.strides}, so that elements overlap; expected memory for each")
 
 
 _buffers = _Buffers()
@@ -217,6 +228,7 @@ def _forget_pool() -> None:
     global _executor, _lock
     _executor = None
     _lock = threading.Lock()
+    _buffers.forget_lock()
 
 
 os.register_at_fork(after_in_child=_forget_pool)

@@ -3,6 +3,7 @@
 import errno
 import io
 import os
+import stat
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -123,6 +124,8 @@ def open_file(path: str, storage: Storage, size: int, head: bytes = b"") -> Iter
         name = os.fsencode(local)
     file = None
     try:
+        if local is not None and _is_special(local):
+            raise RefusedError("is a pipe or a device, expected a file")
         file = _open(library, name, access)
         if file.get_intent() & library.h5f.ACC_RDWR:
             raise RefusedError(
@@ -139,6 +142,14 @@ def open_file(path: str, storage: Storage, size: int, head: bytes = b"") -> Iter
     finally:
         if file is not None:
             library.File(file).close()  # with everything that was opened in it, wherever that is still referred to
+
+
+def _is_special(path: str) -> bool:
+    """Return whether it is there and no regular file: the library would wait for somebody to write into a pipe."""
+    try:
+        return not stat.S_ISREG(os.stat(path).st_mode)
+    except OSError:
+        return False  # the library says what is wrong
 
 
 def _open(library: Any, name: bytes, access: Any) -> Any:

@@ -1,5 +1,6 @@
 """Files of this machine: positional reads straight into the destination."""
 
+import errno
 import glob
 import os
 import time
@@ -23,6 +24,8 @@ _SLOW_SECONDS = 60e-6
 """Seconds a head above which reading waits on a device, so that threads help; in the page cache it takes about 4 us."""
 _INODE_BITS = 0x7FFF_FFFF_FFFF_FFFF
 """A layout holds inodes as int64, and some file systems use all 64 bits."""
+_OPENED = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+"""How files are opened: a named pipe that took a shard's name must not hang what reads it."""
 _HEAD_THREADS = 16
 """Threads that read heads from a device; more gained nothing in the measurements of docs/explanation/decisions.md."""
 
@@ -81,8 +84,11 @@ class LocalStorage:
         found = []
         for path, offset, nbytes in ranges:
             try:
-                with open(path, "rb", buffering=0) as file:
-                    found.append(_pread(file.fileno(), offset, nbytes))
+                fd = os.open(path, _OPENED)
+                try:
+                    found.append(_pread(fd, offset, nbytes))
+                finally:
+                    os.close(fd)
             except OSError as exc:
                 raise ShardReadError(f"{path!r} cannot be read: {exc.strerror or exc}") from exc
         return found
@@ -99,7 +105,7 @@ class LocalStorage:
             while j < count and parts[j].path == path:
                 j += 1
             try:
-                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                fd = os.open(path, _OPENED)
                 try:
                     short = _fill(fd, parts[i:j])
                     status = os.fstat(fd)
@@ -126,7 +132,7 @@ class LocalStorage:
     def open(self, path: str) -> BinaryIO:
         """Return the file, open for reading."""
         try:
-            return open(path, "rb")
+            return open(path, "rb", opener=lambda name, _: os.open(name, _OPENED))
         except OSError as exc:
             raise ShardReadError(f"{path!r} cannot be opened: {exc.strerror or exc}") from exc
 
@@ -172,26 +178,31 @@ def _heads(paths: Sequence[str], nbytes: int) -> list[Head]:
         for path in paths:
             try:
                 heads.append(Head(b"", _stamp(os.stat(path))))
-            except OSError as exc:  # it is that file's own
-                heads.append(Head(b"", Stamp(0), exc))
+            except (OSError, ValueError) as exc:  # it is that file's own
+                heads.append(_failed(exc))
         return heads
     open_, fstat, pread, close, new = os.open, os.fstat, os.pread, os.close, tuple.__new__
-    # O_NONBLOCK: a named pipe among the shards must not hang the scan.
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
     for path in paths:
         try:
-            fd = open_(path, flags)
+            fd = open_(path, _OPENED)
             try:
                 status = fstat(fd)
                 data = pread(fd, nbytes, 0)
             finally:
                 close(fd)
-        except OSError as exc:
-            heads.append(Head(b"", Stamp(0), exc))
+        except (OSError, ValueError) as exc:
+            heads.append(_failed(exc))
         else:
             inode = status.st_ino & _INODE_BITS
             heads.append(new(Head, (data, new(Stamp, (status.st_size, status.st_mtime_ns, inode, "")), None)))
     return heads
+
+
+def _failed(error: OSError | ValueError) -> Head:
+    """Return the head of a file that cannot be read; one whose name is no path at all is not there either."""
+    if isinstance(error, ValueError):  # a null byte, or characters that no file name has
+        error = OSError(errno.EINVAL, f"its name is not a path: {error}")
+    return Head(b"", Stamp(0), error)
 
 
 def _stamp(status: os.stat_result) -> Stamp:

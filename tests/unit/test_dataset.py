@@ -383,8 +383,8 @@ def test_the_nearest_word_decides(write, fresh_choice):
 def test_set_engine(write, fresh_choice):
     """set_engine is for every dataset that has no engine of its own, and None takes it back."""
     path, _ = write((3,))
-    fresh_choice.setenv("LAZYSHARDS_ENGINE", "no such engine")
     ds = open_shards(path)
+    fresh_choice.setenv("LAZYSHARDS_ENGINE", "no such engine")
     lazyshards.set_engine("numpy")
     assert ds.engine == "numpy"
     lazyshards.set_engine(None)
