@@ -54,9 +54,9 @@ def timed(action):
 
 def loads(plan, ranks):
     """Return the bytes and requests of each rank, or of some of them, evenly spaced, where counting all takes long."""
-    if plan.shards <= 100_000 or ranks <= 16:
+    if plan.shards <= 100_000:
         return plan.loads(ranks)
-    tiles = [plan.tiles[i] for i in np.linspace(0, plan.tile_count - 1, 16).astype(int)]
+    tiles = [plan.tiles[i] for i in np.linspace(0, plan.tile_count - 1, 16 if ranks >= 256 else 2).astype(int)]
     counts = np.array([count_reads(plan.rows[tile], plan.layout, plan.cell) for tile in tiles])
     return counts[:, 1], counts[:, 0]
 

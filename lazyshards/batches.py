@@ -295,6 +295,8 @@ class Batches:
             If the state is not one, or belongs to another dataset, order, or version.
         """
         own = self.state_dict()
+        if not isinstance(state, Mapping):
+            raise StateError(f"the state is a {type(state).__name__}, expected the mapping that state_dict() returned")
         missing = [key for key in own if key not in state]
         if missing:
             raise StateError(f"the state has no {', '.join(missing)}: it was not made by state_dict()")
@@ -303,8 +305,9 @@ class Batches:
                 raise StateError(f"the state has {key} {state[key]!r}, this version of lazyshards reads {own[key]!r}")
         for key in ("shuffle", "block_rows", "window_blocks"):
             if state[key] != own[key]:
+                was, now = (value or False if key == "shuffle" else value for value in (state[key], own[key]))
                 raise StateError(
-                    f"the state was taken with {key}={state[key]!r}, this iterator has {own[key]!r}: the orders differ"
+                    f"the state was taken with {key}={was!r}, this iterator has {now!r}: the orders differ"
                 )
         if strict and state["fingerprint"] != own["fingerprint"]:
             what = (
@@ -473,6 +476,6 @@ def _shuffle_name(shuffle: object) -> str:
         return "rows"
     if shuffle is False or shuffle is None:
         return ""
-    if shuffle not in _SHUFFLES:
+    if not isinstance(shuffle, str) or shuffle not in _SHUFFLES:
         raise ValueError(f"shuffle={shuffle!r} is not an order: use False, True, {', '.join(map(repr, _SHUFFLES))}")
     return str(shuffle)

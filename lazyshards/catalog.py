@@ -19,6 +19,9 @@ from lazyshards.storage import Stamp
 
 __all__ = ["disagreements", "hash_shards", "natural_key", "refreshed", "save_manifest", "scan"]
 
+_MOST_AXES = 64 if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else 32
+"""Axes that an array can have."""
+
 
 def scan(
     path: object,
@@ -85,6 +88,9 @@ def _inspect(found: Found) -> Layout:
     faults = [shard for shard in described if isinstance(shard, Fault)]
     shards = [shard for shard in described if isinstance(shard, Shard)]
     faults += disagreements(shards, dtype)
+    if not faults and shards and len(shards[0].row_shape) >= _MOST_AXES:
+        axes = 1 + len(shards[0].row_shape)
+        faults = [Fault(shard.path, f"has {axes} axes, expected at most the {_MOST_AXES} of NumPy") for shard in shards]
     total = sum([shard.rows for shard in shards])
     if total >= 1 << 63:  # only rows without elements can be so many
         raise LayoutError(f"{shards[0].path!r} and the others hold {total:,} rows together, expected less than 2**63")
@@ -93,6 +99,8 @@ def _inspect(found: Found) -> Layout:
         return Layout.from_shards(shards, found.reader.name, found.storage, dtype=dtype, options=text)
     some = f"{len(faults):,} of {len(described):,} shards" if len(described) > 1 else "the shard"
     message = describe_faults(faults, f"{some} cannot be opened")
+    if message.endswith(" more"):
+        message += "; `lazyshards verify` lists all of them"
     errors = [fault.error for fault in faults]
     if all(isinstance(error, FileNotFoundError) for error in errors):
         raise ShardsNotFoundError(message) from errors[0]

@@ -16,8 +16,8 @@ from typing import TextIO
 import numpy as np
 
 from lazyshards._version import __version__
-from lazyshards.commands import add_commands
-from lazyshards.dataset import ShardedDataset, open_shards
+from lazyshards.commands import add_commands, format_option, open_one
+from lazyshards.dataset import ShardedDataset
 from lazyshards.display import hide_secrets, printable, shards_text
 from lazyshards.engines import engine_names
 from lazyshards.engines.ranks import is_first_rank
@@ -49,7 +49,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = _parser()
     try:
-        options = parser.parse_args(_guard_index(sys.argv[1:] if argv is None else list(argv)))
+        options, rest = parser.parse_known_args(_guard_index(sys.argv[1:] if argv is None else list(argv)))
+        if rest:
+            several = not any([argument.startswith("-") for argument in rest])
+            hint = "; one path is taken: put a glob in quotes, as in 'data/*.npy'" if several else ""
+            parser.error(f"unrecognized arguments: {' '.join(rest[:3])}{' ...' * (len(rest) > 3)}{hint}")
     except SystemExit as exc:  # argparse ends the process, also after --help
         return exc.code if isinstance(exc.code, int) else 2
     command: Callable[[argparse.Namespace], int | None] = options.command
@@ -64,15 +68,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _PIPE_CLOSED
     except (LazyShardsError, OSError, ValueError, MemoryError) as exc:
         return _fail(exc)
+    except TypeError as exc:
+        if getattr(options, "option", None):  # one that the format does not take
+            return _fail(exc)
+        raise
     return status or 0
 
 
 def _parser() -> argparse.ArgumentParser:
     opening = argparse.ArgumentParser(add_help=False)
-    opening.add_argument("--format", choices=format_names(), help="format of the shards; told by suffix by default")
+    formats = [name for name in format_names() if name != "function"]  # that is reader=, which needs Python
+    opening.add_argument("--format", choices=formats, help="format of the shards; told by suffix by default")
     opening.add_argument("--engine", choices=engine_names(), help="what computes; auto by default")
     opening.add_argument("--order", choices=("natural", "name"), default="natural", help="order of the shards")
     opening.add_argument("--holes", choices=("raise", "ignore"), default="raise", help="if a number is missing")
+    opening.add_argument(
+        "--option",
+        metavar="NAME=VALUE",
+        type=format_option,
+        action="append",
+        default=[],
+        help="option of the format, its value in JSON or as text: --option dataset=x --option row_shape=[3]",
+    )
 
     parser = argparse.ArgumentParser("lazyshards", description="Many files as one lazy array.")
     parser.add_argument("--version", action="version", version=f"lazyshards {__version__}")
@@ -122,9 +139,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _open(options: argparse.Namespace) -> ShardedDataset:
-    return open_shards(
-        options.path, format=options.format, engine=options.engine, order=options.order, holes=options.holes
-    )
+    return open_one(options.path, options, engine=options.engine)
 
 
 def _info(options: argparse.Namespace) -> None:

@@ -16,7 +16,7 @@ from lazyshards.verify import Report, Step, verify
 from lazyshards.writers import writable_formats
 from lazyshards.writing import write_shards
 
-__all__ = ["add_commands"]
+__all__ = ["add_commands", "format_option", "open_one"]
 
 
 def add_commands(
@@ -31,24 +31,12 @@ def add_commands(
     opening : ArgumentParser
         Holds the options of opening a dataset.
     """
-    reading = argparse.ArgumentParser(add_help=False)
-    reading.add_argument(
-        "--option",
-        metavar="NAME=VALUE",
-        type=_option,
-        action="append",
-        default=[],
-        help='option of the format, its value in JSON or as text: --option row_shape=[3] --option dtype="<f4"',
-    )
-
-    index = commands.add_parser("index", parents=[opening, reading], help="write a manifest, so that opening is quick")
+    index = commands.add_parser("index", parents=[opening], help="write a manifest, so that opening is quick")
     index.add_argument("path", metavar="PATH", help="directory, or glob (in quotes)")
     index.add_argument("--content", action="store_true", help="read all files and save a hash of each one's content")
     index.set_defaults(command=_index)
 
-    check = commands.add_parser(
-        "verify", parents=[opening, reading], help="find all faults; exit with 1 if there are any"
-    )
+    check = commands.add_parser("verify", parents=[opening], help="find all faults; exit with 1 if there are any")
     check.add_argument("path", metavar="PATH", help="directory, glob (in quotes) or file")
     check.add_argument("--content", action="store_true", help="read every row, and compare content hashes")
     check.add_argument("--jobs", metavar="N", type=_number, help="threads that read; one for each processor by default")
@@ -56,7 +44,7 @@ def add_commands(
     check.add_argument("--json", action="store_true", help="for programs")
     check.set_defaults(command=_verify)
 
-    convert = commands.add_parser("convert", parents=[opening, reading], help="write a dataset in another format")
+    convert = commands.add_parser("convert", parents=[opening], help="write a dataset in another format")
     convert.add_argument("source", metavar="SRC", help="directory, glob (in quotes) or file")
     convert.add_argument("target", metavar="DST", help="directory; it appears when all is written")
     convert.add_argument("--to", choices=writable_formats(), default="npy", help="format to write; npy by default")
@@ -67,11 +55,29 @@ def add_commands(
     convert.set_defaults(command=_convert)
 
 
-def _open(path: str, options: argparse.Namespace, *, manifest: str) -> ShardedDataset:
+def open_one(
+    path: str, options: argparse.Namespace, *, engine: str | None = "numpy", manifest: str = "auto"
+) -> ShardedDataset:
+    """Return the dataset at a path, opened with the options that every command takes.
+
+    Parameters
+    ----------
+    path : str
+    options : Namespace
+        What was parsed.
+    engine : str, optional
+    manifest : str
+        As for `lazyshards.open_shards`.
+
+    Raises
+    ------
+    LayoutError
+        If the options mean several arrays.
+    """
     ds: object = open_shards(
         path,
         format=options.format,
-        engine="numpy",
+        engine=engine,
         order=options.order,
         holes=options.holes,
         manifest=manifest,
@@ -83,7 +89,7 @@ def _open(path: str, options: argparse.Namespace, *, manifest: str) -> ShardedDa
 
 
 def _index(options: argparse.Namespace) -> int:
-    ds = _open(options.path, options, manifest="ignore")
+    ds = open_one(options.path, options, manifest="ignore")
     place = ds.save_manifest(content=options.content)
     print(f"{printable(hide_secrets(place))}: {len(ds.shards):,} shards, {len(ds):,} rows")
     return 0
@@ -127,19 +133,24 @@ def _lines(report: Report) -> Iterator[str]:
 
 
 def _convert(options: argparse.Namespace) -> int:
-    ds = _open(options.source, options, manifest="auto")
+    ds = open_one(options.source, options)
     more = {} if options.compression is None else {"compression": options.compression}
-    paths = write_shards(
-        ds,
-        options.target,
-        format=options.to,
-        rows_per_shard=options.rows_per_shard,
-        nbytes_per_shard=options.nbytes_per_shard,
-        overwrite=options.overwrite,
-        progress=_has_bar(),
-        **more,
-    )
-    print(f"{printable(options.target)}: {len(paths):,} {options.to} shards, {len(ds):,} rows")
+    try:
+        paths = write_shards(
+            ds,
+            options.target,
+            format=options.to,
+            rows_per_shard=options.rows_per_shard,
+            nbytes_per_shard=options.nbytes_per_shard,
+            overwrite=options.overwrite,
+            progress=_has_bar(),
+            **more,
+        )
+    except FileExistsError as exc:
+        text = (exc.strerror or str(exc)).replace("overwrite=True", "--overwrite")
+        raise FileExistsError(f"{exc.filename!r} is there already: {text}") from exc
+    shards = f"{len(paths):,} {options.to} shard{'s' * (len(paths) != 1)}"
+    print(f"{printable(options.target)}: {shards}, {len(ds):,} rows")
     return 0
 
 
@@ -177,7 +188,8 @@ def _size(text: str) -> int:
     return int(match[1]) << 10 * " KMGT".index(match[2] or " ")
 
 
-def _option(text: str) -> tuple[str, object]:
+def format_option(text: str) -> tuple[str, object]:
+    """Return the name and the value that ``NAME=VALUE`` gives: JSON, or else text."""
     name, separator, value = text.partition("=")
     if not separator or not name.isidentifier():
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")

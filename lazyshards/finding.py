@@ -161,6 +161,8 @@ def _search(place: str, storage: Storage, chosen: Format | None) -> tuple[_Searc
         manifest = ""
     entries, known = _sift(entries, place if kind == "glob" else "")
     if chosen is None:
+        if entries and not any(known) and all([is_directory for _, is_directory in entries]):
+            raise ShardsNotFoundError(_nothing_known([path for path, _ in entries], repr(place)))
         chosen = _tell_format([path for path, _ in entries], known, storage, repr(place))
     suffixed = entries
     if known.count(chosen) < len(entries):
@@ -261,11 +263,7 @@ def _tell_format(paths: Sequence[str], known: Sequence[Format | None], storage: 
         counts = Counter(known)
     formats = sorted([format for format in counts if format is not None], key=lambda kind: kind.name)
     if not formats:
-        raise ShardsNotFoundError(
-            f"{place} holds no shards of a known format ({', '.join(format_names())}); it holds {_contents(paths)}; "
-            "name the format with format= if it has another suffix. Subdirectories are not searched: use a glob "
-            "such as 'path/**/*.npy'"
-        )
+        raise ShardsNotFoundError(_nothing_known(paths, place))
     if len(formats) > 1:
         mixture = ", ".join(f"{counts[format]:,} {format.name} ({paths[known.index(format)]!r})" for format in formats)
         raise FormatError(
@@ -273,6 +271,21 @@ def _tell_format(paths: Sequence[str], known: Sequence[Format | None], storage: 
             f"format={formats[0].name!r}"
         )
     return formats[0]
+
+
+def _nothing_known(paths: Sequence[str], place: str) -> str:
+    """Return the message that none of the paths is of a known format, and what might help."""
+    names = ", ".join([name for name in format_names() if name != "function"])
+    if [place] == list(map(repr, paths)):
+        suffix = _name(paths[0]).rpartition(".")[2]
+        if suffix in {"zip", "tar"} and "://" not in place:
+            return f"{place} is an archive: open what lies in it, for example '{suffix}://*.npy::file://{paths[0]}'"
+        return f"{place} is of no known format ({names}): name one with format= if it has another suffix"
+    text = f"{place} holds no shards of a known format ({names}); it holds {_contents(paths)}; "
+    text += "name the format with format= if it has another suffix. "
+    if place.startswith("the list of"):
+        return text + "A list names files: open a directory or a glob by itself, and join several with concat()"
+    return text + "Subdirectories are not searched: use a glob such as 'path/**/*.npy'"
 
 
 _DIGITS = re.compile(r"(\d+)")

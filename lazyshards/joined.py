@@ -46,6 +46,8 @@ def concat(datasets: Iterable[ShardedDataset]) -> ShardedDataset:
     >>> lazyshards.concat([old, new[:3]])[2:6].compute()
     array([2, 3, 4, 5])
     """
+    if hasattr(datasets, "compute"):  # its rows would be read, one by one
+        raise TypeError("concat() takes a list of datasets, as in concat([a, b]), not one dataset")
     given = list(datasets)
     if not given:
         raise LayoutError("concat() was given no dataset")

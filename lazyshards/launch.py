@@ -150,7 +150,7 @@ def _configuration(ranks: int, cpus: int | None, gpus: int | None, sysmem: int |
 def _environment(total: int, launcher: str, path: str, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that Legate, UCX and MPI need here."""
     prefix = Path(sys.prefix)
-    wanted = {"PATH": _with_python(path)}
+    wanted = {"PATH": _with_python(path), "LEGION_DEFAULT_ARGS": f"-lg:window {bringup.WINDOW}"}
     libraries = [text for text in environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if text]
     own_mpi = (prefix / "bin/mpirun").is_file()
     if own_mpi:

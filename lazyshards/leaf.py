@@ -215,7 +215,8 @@ def _call(block: npt.NDArray[np.generic], rows: Rows, layout: Layout) -> npt.NDA
     """Return what the last function of the layout makes of a block, if it is what was promised."""
     function = layout.maps[-1].function
     try:
-        made = np.asarray(function.function(block))
+        returned = function.function(block)
+        made = np.asarray(returned)
     except LazyShardsError:
         raise
     except Exception as exc:
@@ -223,12 +224,20 @@ def _call(block: npt.NDArray[np.generic], rows: Rows, layout: Layout) -> npt.NDA
             f"{function}, which map() was given, raised {type(exc).__name__} for {len(rows):,} rows, "
             f"{_place_of(rows, layout)}: {exc}"
         ) from exc
+    if isinstance(returned, np.ma.MaskedArray) and np.ma.is_masked(returned):
+        raise MapError(
+            f"{function}, which map() was given, returned a masked array for {len(rows):,} rows, "
+            f"{_place_of(rows, layout)}; expected every element: fill it, with .filled()"
+        )
     shape = (len(rows), *layout.row_shape)
     dtype = layout.dtype if layout.stored is None else layout.stored
     if made.shape != shape or made.dtype.newbyteorder("=") != dtype:
+        advice = "give map() the dtype= and row_shape= of what it returns"
+        if made.shape[:1] != shape[:1]:
+            advice = "it must return one row for each that it is given"
         raise MapError(
             f"{function}, which map() was given, returned {made.dtype} of shape {made.shape} for {len(rows):,} rows, "
-            f"{_place_of(rows, layout)}; expected {dtype} of shape {shape}: say dtype= and row_shape= as they are"
+            f"{_place_of(rows, layout)}; expected {dtype} of shape {shape}: {advice}"
         )
     return made
 

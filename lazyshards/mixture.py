@@ -58,6 +58,8 @@ def mix(weights: Mapping[ShardedDataset | str, float], *, rows: int | None = Non
     >>> next(iter(mixture.batches(8))).tolist()
     [0, 1, 100, 2, 3, 4, 101, 5]
     """
+    if not isinstance(weights, Mapping):
+        raise TypeError(f"mix() takes a mapping of weights, as in mix({{a: 3, b: 1}}), not a {type(weights).__name__}")
     if not weights:
         raise ValueError("mix() was given no dataset")
     datasets = [open_shards(key) if isinstance(key, str) else key for key in weights]
@@ -81,7 +83,8 @@ def _weight(weight: object, name: object) -> Fraction:
     except (TypeError, ValueError):
         fraction = Fraction(0)
     if fraction <= 0:
-        raise ValueError(f"the weight of {name!r:.80} is {weight!r}, expected a number above 0")
+        what = repr(name).partition("\n")[0]
+        raise ValueError(f"the weight of {what:.80} is {weight!r}, expected a number above 0")
     return fraction
 
 

@@ -30,7 +30,7 @@ class Capacity:
     """Most bytes of a result now; None if the operating system decides."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ReadPlan:
     """The layout narrowed to a request, the rows and cell wanted, and how the result is cut into tiles.
 
@@ -47,6 +47,10 @@ class ReadPlan:
     """Shape of one row of the result."""
     tile_rows: int
     """Rows of each tile but the last, which may be shorter."""
+
+    def __repr__(self) -> str:
+        tiles = f"{self.tile_count:,} tile{'s' * (self.tile_count != 1)} of up to {self.tile_rows:,} rows"
+        return f"<ReadPlan {self.shape} {self.dtype}, {self.nbytes:,} bytes, {tiles}>"
 
     @property
     def shape(self) -> tuple[int, ...]:

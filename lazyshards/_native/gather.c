@@ -29,7 +29,7 @@ static const int64_t SLOW_NS = 5000;
 static __thread sigjmp_buf *copying __attribute__((tls_model("initial-exec")));
 static struct sigaction before;
 static volatile int passed_on;
-static volatile int installing;
+static volatile pid_t installing; /* the process that holds the lock: one that another process held was forked away */
 
 static void on_bus_error(int number, siginfo_t *info, void *context)
 {
@@ -56,7 +56,12 @@ static int guard(void)
 {
     struct sigaction now;
     int failed = 0;
-    while (__sync_lock_test_and_set(&installing, 1)) {
+    const pid_t own = getpid();
+    for (pid_t holder = own; holder;) {
+        holder = __sync_val_compare_and_swap(&installing, 0, own);
+        if (holder && holder != own && __sync_bool_compare_and_swap(&installing, holder, own)) {
+            break;
+        }
     }
     if (sigaction(SIGBUS, 0, &now)) {
         failed = 1;
@@ -112,9 +117,10 @@ void lazyshards_unmap(char *start, int64_t nbytes)
     munmap(start, nbytes);
 }
 
-/* Return where a row lies; the last file whose first row is not after it holds it. */
-static char *place(char *const *maps, const int64_t *ends, const int64_t *offsets, int64_t files, int64_t row,
-                   int64_t row_nbytes, int64_t *holder)
+/* Return where a row lies, or 0 if that is not within its file, as whoever wrote a manifest may say; the last file whose
+ * first row is not after it holds it. */
+static char *place(char *const *maps, const int64_t *stamps, const int64_t *ends, const int64_t *offsets,
+                   int64_t files, int64_t row, int64_t row_nbytes, int64_t *holder)
 {
     int64_t low = 0, high = files;
     while (low < high) {
@@ -126,7 +132,12 @@ static char *place(char *const *maps, const int64_t *ends, const int64_t *offset
         }
     }
     *holder = low;
-    return maps[low] + offsets[low] + (row - (low ? ends[low - 1] : 0)) * row_nbytes;
+    int64_t at;
+    if (low == files || __builtin_mul_overflow(row - (low ? ends[low - 1] : 0), row_nbytes, &at)
+        || __builtin_add_overflow(at, offsets[low], &at) || at < 0 || at > stamps[3 * low] - row_nbytes) {
+        return 0;
+    }
+    return maps[low] + at;
 }
 
 /* Return whether any of a few rows is not in the page cache. */
@@ -154,8 +165,8 @@ static void ask(char *const *places, int64_t first, int64_t rows, int64_t row_nb
 /* Copy rows of files that follow one another: file k holds rows up to ends[k], the first at offsets[k] of its map.
  * Then see that every file that was copied from is the one that was opened.
  *
- * `places` has room for a pointer a row, `touched` for a byte a file. Returns 0; -1 if a map gave way, in which case
- * `out` is undefined; else 1 plus the number of a file that changed. */
+ * `places` has room for a pointer a row, `touched` for a byte a file. Returns 0; -1 if a map gave way or a row does not
+ * lie within its file, in which case `out` is undefined; else 1 plus the number of a file that changed. */
 int64_t lazyshards_gather(char *const *maps, const char *const *paths, const int64_t *stamps, const int64_t *ends,
                           const int64_t *offsets, int64_t files, const int64_t *wanted, int64_t rows,
                           int64_t row_nbytes, char *out, char **places, char *touched)
@@ -169,7 +180,10 @@ int64_t lazyshards_gather(char *const *maps, const char *const *paths, const int
     memset(touched, 0, files);
     for (int64_t i = 0; i < rows; i++) {
         int64_t holder;
-        places[i] = place(maps, ends, offsets, files, wanted[i], row_nbytes, &holder);
+        places[i] = place(maps, stamps, ends, offsets, files, wanted[i], row_nbytes, &holder);
+        if (!places[i]) {
+            return FAULT;
+        }
         touched[holder] = 1;
     }
     if (looks_cold(places, rows, page)) {

@@ -38,11 +38,15 @@ def engine_names() -> tuple[str, ...]:
     return _NAMES
 
 
-def check_engine_name(name: str | None) -> str | None:
-    """Return the name of an engine, or None, if it is one; else raise ValueError."""
+def check_engine_name(name: str | None, what: str = "engine") -> str | None:
+    """Return the name of an engine, or None, if it is one; else raise ValueError, which says what held the name."""
     if name is not None and name not in _NAMES:
-        raise ValueError(f"engine={name!r} is not an engine: use one of {', '.join(map(repr, _NAMES))}")
+        raise ValueError(f"{what}={name!r} is not an engine: use one of {', '.join(map(repr, _NAMES))}")
     return name
+
+
+def _engine_of_environment() -> str | None:
+    return check_engine_name(os.environ.get("LAZYSHARDS_ENGINE") or None, "LAZYSHARDS_ENGINE")
 
 
 def set_engine(name: str | None) -> None:
@@ -121,7 +125,7 @@ def wanted_engine(name: str | None) -> str:
     name : str or None
         What was asked for, as for `choose_engine`.
     """
-    name = name or _preferred or check_engine_name(os.environ.get("LAZYSHARDS_ENGINE") or None) or "auto"
+    name = name or _preferred or _engine_of_environment() or "auto"
     return auto_engine()[0] if name == "auto" else name
 
 
@@ -145,7 +149,7 @@ def choose_engine(name: str | None, dtype: np.dtype[np.generic], ndim: int, *, w
         If the engine asked for cannot hold such an array; the message names one that can.
     """
     if name is None:
-        name = _preferred or check_engine_name(os.environ.get("LAZYSHARDS_ENGINE") or None)
+        name = _preferred or _engine_of_environment()
     if name is None or name == "auto":
         name = auto_engine()[0]
         if name == "numpy":

@@ -26,6 +26,7 @@ import numpy as np
 from lazyshards.errors import EngineUnavailableError
 
 __all__ = [
+    "WINDOW",
     "Started",
     "cuda_runtime",
     "default_config",
@@ -48,7 +49,7 @@ _MIB = 1 << 20
 
 # Legion lets 1,024 operations be in flight; a chain of that many on an unfinished Python task waits for itself
 # for ever. Sixteen times as many have not been seen to.
-_WINDOW = 16_384
+WINDOW = 16_384
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,7 +341,7 @@ def _bring_up() -> Started:
         changes["LEGATE_CONFIG"] = default_config()
     legion = os.environ.get("LEGION_DEFAULT_ARGS", "")
     if "-lg:window" not in legion.split():
-        changes["LEGION_DEFAULT_ARGS"] = f"{legion} -lg:window {_WINDOW}".strip()
+        changes["LEGION_DEFAULT_ARGS"] = f"{legion} -lg:window {WINDOW}".strip()
     if "REALM_BACKTRACE" not in os.environ:
         # Else Realm answers Ctrl-C itself: it prints a backtrace and ends the process.
         changes["REALM_BACKTRACE"] = "0"

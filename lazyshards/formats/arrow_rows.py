@@ -271,7 +271,9 @@ class BatchReader:
         self._buffers.fetch([(number, body[at : at + n]) for number in numbers for at, n in (moved[number].tolist(),)])
         options = pa.ipc.IpcReadOptions(included_fields=sorted([slot.number for slot in slots]), use_threads=False)
         with pa.ipc.open_stream(pa.py_buffer(room), options=options) as stream:
-            found = stream.read_next_batch()
+            found = next(iter(stream), None)
+        if found is None:
+            raise DamagedError("a batch that is no batch")
         found.validate(full=any([slot.offsets for slot in slots]))
         if found.num_rows != batch.rows:
             raise DamagedError(f"a batch of {found.num_rows:,} rows, expected {batch.rows:,}")

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lazyshards.formats.base import Fault
+from lazyshards.formats.options import check_options
 from lazyshards.layout import Packed, Planes, Shard, Source
 from lazyshards.selection import Cell
 from lazyshards.storage.base import Head, Storage
@@ -56,8 +57,7 @@ class NpyFormat:
 
     def inspect(self, paths: Sequence[str], storage: Storage, options: Mapping[str, object]) -> list[Shard | Fault]:
         """Return a shard, or what is wrong, for every file."""
-        if options:
-            raise TypeError(f"the npy format takes no option {next(iter(options))!r}")
+        check_options(options, "npy", ())
         heads = storage.heads(paths, _HEAD_NBYTES)
         known: dict[bytes, _Header | None] = {}
         found: list[Shard | Fault | None] = []
@@ -188,6 +188,8 @@ def _describe(
         return Fault(
             path, f"holds Python objects ({dtype}), which are pickled code and never loaded; expected a plain dtype"
         )
+    if dtype.subdtype is not None:
+        return Fault(path, f"has elements that are arrays ({dtype}), expected those axes in its shape")
     if not shape:
         return Fault(path, "holds a 0-d array (a single value), expected an array with a row axis")
     if not dtype.itemsize or prod([max(size, 1) for size in shape]) * dtype.itemsize >= 1 << 63:

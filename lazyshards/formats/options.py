@@ -1,10 +1,14 @@
 """The keyword arguments of ``open_shards`` that several formats take, checked."""
 
+import difflib
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 __all__ = ["check_options", "is_count", "name_option", "row_shape_option"]
+
+_COMMON = ("dtype", "engine", "format", "holes", "manifest", "on_change", "order", "reader", "storage_options")
+"""What ``open_shards`` takes for every format."""
 
 
 def check_options(options: Mapping[str, object], format: str, known: Sequence[str]) -> None:
@@ -19,9 +23,11 @@ def check_options(options: Mapping[str, object], format: str, known: Sequence[st
     """
     for option in options:
         if option not in known:
-            *others, last = known
+            *others, last = known or ("none of its own",)
             taken = f"{', '.join(others)} and {last}" if others else last
-            raise TypeError(f"the {format} format takes no option {option!r}: it takes {taken}")
+            close = difflib.get_close_matches(option, (*known, *_COMMON), 1)
+            meant = f"; did you mean {close[0]}=?" if close else ""
+            raise TypeError(f"the {format} format takes no option {option!r}: it takes {taken}{meant}")
 
 
 def name_option(options: Mapping[str, object], option: str) -> str | None:

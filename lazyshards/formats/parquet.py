@@ -103,5 +103,5 @@ class ParquetFormat:
             raise
         except ColumnError as exc:
             raise ShardReadError(f"{shard.path!r}: {exc}") from exc
-        except (load_pyarrow().lib.ArrowException, OSError, KeyError) as exc:
+        except (load_pyarrow().lib.ArrowException, OSError, KeyError, UnicodeDecodeError) as exc:
             raise ShardReadError(f"{shard.path!r} cannot be decoded: {first_line(exc)}") from exc

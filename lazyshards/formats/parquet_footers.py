@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from lazyshards.errors import FormatError, ShardReadError
 from lazyshards.formats.base import Fault
 from lazyshards.formats.parquet_pages import Pages
+from lazyshards.formats.parquet_thrift import Chunk, CutError, MalformedError, count_values
 from lazyshards.formats.tables import Cache, Field, Options, Table, describe_type
 from lazyshards.layout import Shard
 from lazyshards.storage.base import Head, Part, Storage
@@ -30,7 +31,7 @@ _MOST_FOOTER_NBYTES = 256 << 20
 """Bytes of the longest footer that is parsed."""
 _FOOTERS_AT_A_TIME = 512
 """Files whose footers are held in memory together while they are inspected."""
-_MOST_NULL_CHECKS = 20_000
+_MOST_NULL_CHECKS = 3_000
 """Column chunks of one file whose statistics are asked for nulls when it is opened."""
 _CACHE_NBYTES = 64 << 20
 """Bytes of the footers that are kept parsed: parsing one of a thousand row groups takes longer than reading a slice."""
@@ -49,6 +50,10 @@ class Footer(NamedTuple):
     """Its columns."""
     chunks: dict[tuple[int, int], tuple[int, int]]
     """Where the chunks lie that were asked for, by row group and leaf."""
+    counts: list[list[Chunk]]
+    """What is counted in each leaf of each row group; empty if that was not looked at."""
+    vetted: set[tuple[int, int]]
+    """Which row groups and leaves pyarrow was seen to take: asked for what is wrong with others, it ends the process."""
     pages: dict[tuple[int, int], Pages]
     """Where their pages lie, as far as they were asked for."""
 
@@ -151,9 +156,15 @@ def _parse(path: str, data: bytes, schemas: list[Schema]) -> Footer | Fault:
         return Fault(path, f"has a damaged footer: {metadata.num_rows:,} rows in row groups of {sum(counts):,}")
     schema = next((known for known in schemas if known.arrow.equals(arrow)), None)
     if schema is None:
-        schema = _flatten(arrow)
+        try:
+            schema = _flatten(arrow)
+        except UnicodeDecodeError as exc:
+            return Fault(path, f"has a damaged footer: a column's name is no text ({exc})")
         schemas.append(schema)
-    return Footer(metadata, (0, *accumulate(counts)), len(data), schema, {}, {})
+    chunks = _count_values(metadata, schema, data)
+    if isinstance(chunks, str):
+        return Fault(path, f"has a damaged footer: {chunks}")
+    return Footer(metadata, (0, *accumulate(counts)), len(data), schema, {}, chunks, set(), {})
 
 
 def load_footer(shard: Shard, footer_nbytes: int, storage: Storage) -> Footer:
@@ -179,16 +190,15 @@ def describe(path: str, footer: Footer, options: Options) -> Table:
     changed: dict[int, Field] = {}
     groups = [i for i in range(metadata.num_row_groups) if footer.starts[i + 1] > footer.starts[i]]
     wanted = None if options.columns is None else set(options.columns)
-    ask_nulls = len(groups) * len(fields) <= _MOST_NULL_CHECKS
     for k, field in enumerate(fields):
         if (wanted is not None and field.name not in wanted) or field.problem:
             continue
         leaf = schema.leaves[field.name][0]
         axes, nulls = field.axes, 0
         if axes and -1 in axes:
-            axes = _list_axes(metadata, groups, footer.starts, leaf, axes)
-        if ask_nulls and metadata.schema.column(leaf).max_definition_level:
-            nulls = _count_nulls(metadata, groups, leaf)
+            axes = _list_axes(footer, groups, leaf, axes)
+        if footer.counts:
+            nulls = sum([footer.counts[i][leaf].nulls or 0 for i in groups])
         if nulls or axes != field.axes:
             changed[k] = field._replace(axes=axes, nulls=nulls)
     if changed:
@@ -222,34 +232,32 @@ def _count_leaves(kind: Any) -> int:
     return sum([_count_leaves(kind.field(i).type) for i in range(kind.num_fields)])
 
 
-def _list_axes(
-    metadata: Any,
-    groups: Sequence[int],
-    starts: Sequence[int],
-    leaf: int,
-    axes: tuple[int, ...],
-) -> tuple[int, ...] | None:
+def _list_axes(footer: Footer, groups: Sequence[int], leaf: int, axes: tuple[int, ...]) -> tuple[int, ...] | None:
     """Return the one length that lists of a column can have, or None if they differ.
 
     The footer says how many elements each row group has. Whether each list has its share is seen when it is read.
     """
     lengths = set()
     for i in groups:
-        rows, values = starts[i + 1] - starts[i], metadata.row_group(i).column(leaf).num_values
-        if values % rows:
-            return None
-        lengths.add(values // rows)
-    if len(lengths) > 1:
+        length, left = divmod(footer.counts[i][leaf].values or 0, footer.starts[i + 1] - footer.starts[i])
+        lengths.add(-1 if left else length)
+    if len(lengths) > 1 or -1 in lengths:
         return None
     return tuple([lengths.pop() if n == -1 and lengths else n for n in axes])
 
 
-def _count_nulls(metadata: Any, groups: Sequence[int], leaf: int) -> int:
-    """Return how many nulls the statistics of a column tell of; 0 where there are none."""
-    count = 0
-    for i in groups:
-        chunk = metadata.row_group(i).column(leaf)
-        statistics = chunk.statistics if chunk.is_stats_set else None
-        if statistics is not None and statistics.has_null_count:
-            count += statistics.null_count
-    return count
+def _count_values(metadata: Any, schema: Schema, data: bytes) -> list[list[Chunk]] | str:
+    """Return what is counted in each column of each row group, nothing if it is not needed, or what is wrong.
+
+    pyarrow tells it too, but ends the process where it is damaged.
+    """
+    has_lists = any([field.axes and -1 in field.axes for field in schema.fields])
+    if metadata.num_row_groups * metadata.num_columns > _MOST_NULL_CHECKS and not has_lists:
+        return []
+    try:
+        counts = count_values(data)
+    except (CutError, MalformedError) as exc:
+        return str(exc)
+    if len(counts) != metadata.num_row_groups or any([len(some) != metadata.num_columns for some in counts]):
+        return "its row groups have more or less columns than its schema"
+    return counts

@@ -6,8 +6,9 @@ holds: they are walked from the first on, and kept. Source: the format's specifi
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
+from lazyshards.formats.parquet_thrift import CutError, MalformedError, parse_struct
 from lazyshards.storage.base import Storage
 
 __all__ = ["Pages", "locate_pages"]
@@ -17,18 +18,6 @@ _HEADER_NBYTES = 256
 """Bytes that the header of a page seldom exceeds."""
 _MOST_HEADER_NBYTES = 1 << 20
 """Bytes of the longest header that is parsed: one with the extremes of long texts."""
-_MOST_DEPTH = 4
-"""Structs within structs of a page's header."""
-
-_Struct: TypeAlias = "dict[int, int | _Struct]"
-
-
-class _CutError(ValueError):
-    """More bytes are needed."""
-
-
-class _DamagedError(ValueError):
-    """These bytes are no header."""
 
 
 class Pages(NamedTuple):
@@ -83,13 +72,13 @@ def locate_pages(
             assert pages is not None
             try:
                 found[i] = pages = _walk(pages, data, chunks[i][1], until[i])
-            except _CutError:
+            except CutError:
                 sizes[i] *= 16
                 if sizes[i] > _MOST_HEADER_NBYTES or len(data) < sizes[i] // 16:
                     found[i] = None
                     del sizes[i]
                 continue
-            except _DamagedError:  # the library that decodes it says what is wrong
+            except MalformedError:  # the library that decodes it says what is wrong
                 found[i] = None
                 del sizes[i]
                 continue
@@ -106,22 +95,22 @@ def _walk(pages: Pages, data: bytes, end: int, until: int) -> Pages:
     at, moved = 0, False
     while value < until:
         try:
-            header, after = _parse_struct(data, at, 0)
-        except _CutError:
+            header, after = parse_struct(data, at)
+        except CutError:
             if moved:
                 break
             raise
         kind, nbytes = header.get(1), header.get(3)
         if not isinstance(nbytes, int) or nbytes < 0:
-            raise _DamagedError
+            raise MalformedError("no page")
         size = after - at + nbytes
         if offset + size > end:
-            raise _DamagedError
+            raise MalformedError("no page")
         if kind in (_DATA, _DATA_2):
             described = header.get(5 if kind == _DATA else 8)
             count = described.get(1) if isinstance(described, dict) else None
             if not isinstance(count, int) or count < 0:
-                raise _DamagedError
+                raise MalformedError("no page")
             if count:
                 offsets, values = (*offsets, offset), (*values, value)
             value += count
@@ -130,60 +119,8 @@ def _walk(pages: Pages, data: bytes, end: int, until: int) -> Pages:
         offset, at, moved = offset + size, at + size, True
         if offset >= end:
             if value < until:
-                raise _DamagedError
+                raise MalformedError("no page")
             break
         if at >= len(data):
             break
     return Pages(dictionary, offsets, values, offset, value)
-
-
-def _parse_struct(data: bytes, at: int, depth: int) -> tuple[_Struct, int]:
-    """Return the integers and structs that are fields of a struct, by number, and where it ends."""
-    if depth > _MOST_DEPTH:
-        raise _DamagedError
-    fields: _Struct = {}
-    number = 0
-    while True:
-        if at >= len(data):
-            raise _CutError
-        head = data[at]
-        at += 1
-        if not head:
-            return fields, at
-        kind, step = head & 15, head >> 4
-        if step:
-            number += step
-        else:
-            number, at = _varint(data, at)
-            number = (number >> 1) ^ -(number & 1)
-        if kind in (1, 2):
-            continue
-        if kind == 3:
-            at += 1
-        elif kind in (4, 5, 6):
-            value, at = _varint(data, at)
-            fields[number] = (value >> 1) ^ -(value & 1)
-        elif kind == 7:
-            at += 8
-        elif kind == 8:
-            size, at = _varint(data, at)
-            at += size
-        elif kind == 12:
-            fields[number], at = _parse_struct(data, at, depth + 1)
-        else:
-            raise _DamagedError
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        if at >= len(data):
-            raise _CutError
-        byte = data[at]
-        at += 1
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value, at
-        shift += 7
-        if shift > 63:
-            raise _DamagedError

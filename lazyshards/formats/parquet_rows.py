@@ -19,11 +19,11 @@ from lazyshards.storage.base import Part, Storage
 
 __all__ = ["Request", "read_group"]
 
-_WINDOW_NBYTES = 48 << 20
+_WINDOW_NBYTES = 32 << 20
 """Bytes of a row group that are held: of a larger one, so many columns at a time; of a larger column, a piece."""
 _PAGE_NBYTES = 17 << 16
 """Bytes of a page, which is decoded whole, as writers usually make them at most."""
-_BATCH_NBYTES = 8 << 20
+_BATCH_NBYTES = 4 << 20
 """Bytes that are decoded at a time."""
 _MOST_BATCH_ROWS = 1 << 16
 _MOST_WASTED_ROWS = 8192
@@ -165,8 +165,53 @@ def _room(nbytes: int) -> memoryview:
 
 def read_group(request: Request, group: int, start: int, stop: int, out: npt.NDArray[np.generic]) -> None:
     """Fill ``out`` with rows [start, stop) of a file, all of one row group."""
+    _vet(request, group)
     for part in _plan_passes(request, group, start, stop):
         _decode(request, group, part, start, stop, out)
+
+
+class _NothingError(Exception):
+    """Nothing is read."""
+
+
+class _Nothing(io.RawIOBase):
+    """A file that cannot be read."""
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return 0
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return 1 << 62 if whence == 2 else offset
+
+    def read(self, nbytes: int | None = -1) -> Any:
+        """Refuse."""
+        raise _NothingError
+
+
+def _vet(request: Request, group: int) -> None:
+    """Have pyarrow prepare to read a row group, up to the first byte: what is wrong with its footer is an error here.
+
+    Where it is asked for what the footer says of a column, it ends the process if that is wrong.
+    """
+    pa = load_pyarrow()
+    footer = request.footer
+    places = {(group, leaf) for column in request.columns for leaf in footer.schema.leaves[column.name]}
+    if places <= footer.vetted:
+        return
+    names = [column.name for column in request.columns]
+    source = pa.PythonFile(_Nothing(), "r")
+    with pa.parquet.ParquetFile(source, metadata=footer.metadata, pre_buffer=False, buffer_size=1 << 14) as file:
+        try:
+            next(file.iter_batches(1, row_groups=[group], columns=names, use_threads=False), None)
+        except _NothingError:
+            pass
+    footer.vetted.update(places)
 
 
 def _decode(request: Request, group: int, part: _Pass, start: int, stop: int, out: npt.NDArray[np.generic]) -> None:
@@ -286,10 +331,7 @@ def _values_of_a_row(footer: Footer, group: int, leaf: int, column: Column) -> i
     if column.name not in footer.schema.fixed:
         return 0
     # A null in place of a list would be one value.
-    chunk = footer.metadata.row_group(group).column(leaf)
-    statistics = chunk.statistics if chunk.is_stats_set else None
-    known = statistics is not None and statistics.has_null_count and statistics.null_count == 0
-    return prod(column.axes) if known else 0
+    return prod(column.axes) if footer.counts and footer.counts[group][leaf].nulls == 0 else 0
 
 
 def _chunk(shard: Shard, footer: Footer, group: int, leaf: int) -> tuple[int, int]:

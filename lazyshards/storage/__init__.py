@@ -46,4 +46,6 @@ def _absolute(path: str) -> str:
         path = os.path.expanduser(path)
     if not path.startswith("/"):
         path = os.path.join(os.getcwd(), path)
+    if "/./" in path or path.endswith("/."):  # ".." stays, since what is before it may be a symbolic link
+        path = "/".join([part for part in path.split("/") if part != "."])
     return path.rstrip("/") or "/"

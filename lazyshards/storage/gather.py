@@ -133,7 +133,7 @@ def gather_into(
     names : sequence of str
         The rest of each path.
     stamps : ndarray of int64, (files, 3)
-        Size in bytes, mtime in ns and inode that each has; every row lies within that size.
+        Size in bytes, mtime in ns and inode that each has; a row that does not lie within that size is not copied.
     ends : ndarray of int64, (files,)
         Rows up to and with each file.
     offsets : ndarray of int64, (files,)

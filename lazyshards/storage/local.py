@@ -114,6 +114,8 @@ class LocalStorage:
             except OSError as exc:
                 gone = "; it was there when the dataset was opened" if isinstance(exc, FileNotFoundError) else ""
                 raise ShardReadError(f"{path!r} cannot be read: {exc.strerror or exc}{gone}") from exc
+            except OverflowError as exc:  # as whoever wrote a manifest may say
+                raise ShardReadError(f"{path!r} cannot be read at byte 2**63 or beyond, where no file goes") from exc
             now = _stamp(status)
             if now != stamp:
                 report_change(path, stamp, now, self.on_change)

@@ -34,6 +34,12 @@ def open_remote(paths: Sequence[str], options: Mapping[str, object], on_change: 
             raise type(exc)(f"{hidden!r} cannot be opened: {exc}") from None
         if "://" not in address.link:
             raise ValueError(f"{hidden!r} is a path of this machine, given together with URLs: give one kind")
+        scheme, _, inner = address.link.partition("://")
+        if scheme in {"zip", "tar"} and not address.suffix:
+            raise ValueError(
+                f"{hidden!r} names no archive: say what lies in it, then the archive, as in "
+                f"'{scheme}://*.npy::file://{inner}'"
+            )
         names.append(address._replace(suffix=_absolute(address.suffix)).name)
     return FsspecStorage(dict(options), on_change, vault=vault), names
 

@@ -1,5 +1,6 @@
 """Writes HDF5: one dataset a file, contiguous unless it is compressed."""
 
+import io
 import os
 from typing import Any
 
@@ -49,11 +50,12 @@ class Hdf5Writer:
         self._name = dataset
         self._compression = compression
         self._rows = 0
-        self._file = _h5py().File(path, "w")
+        self._sink = _Sink(path)
+        self._file = _h5py().File(self._sink, "w")
         try:
             self._data = self._create(self._file, (rows, *row_shape), dtype)
         except (ValueError, TypeError) as exc:
-            self._file.close()
+            self.abandon()
             raise UnsupportedDtypeError(f"HDF5 cannot hold {dtype} with {compression=}: {exc}") from exc
 
     def _create(self, file: Any, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Any:
@@ -69,6 +71,7 @@ class Hdf5Writer:
         """Append rows."""
         if rows.size:
             self._data[self._rows : self._rows + len(rows)] = rows
+        self._sink.check()
         self._rows += len(rows)
 
     def close(self) -> None:
@@ -80,11 +83,7 @@ class Hdf5Writer:
             else:
                 path = self._copy_written()
         self._file.close()
-        fd = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        self._sink.finish()
         if path != self._path:
             os.replace(path, self._path)
 
@@ -93,16 +92,56 @@ class Hdf5Writer:
         path = self._path + ".short"
         shape = (self._rows, *self._data.shape[1:])
         step = max(1, _COPY_NBYTES * max(1, shape[0]) // max(1, int(np.prod(shape)) * self._data.dtype.itemsize))
-        with _h5py().File(path, "w") as file:
-            data = self._create(file, shape, self._data.dtype)
-            for start in range(0, self._rows, step):
-                stop = min(start + step, self._rows)
-                data[start:stop] = self._data[start:stop]
+        with _Sink(path) as sink:
+            with _h5py().File(sink, "w") as file:
+                data = self._create(file, shape, self._data.dtype)
+                for start in range(0, self._rows, step):
+                    stop = min(start + step, self._rows)
+                    data[start:stop] = self._data[start:stop]
+            sink.finish()
         return path
 
     def abandon(self) -> None:
         """Let go of the file."""
         self._file.close()
+        self._sink.close()
+
+
+class _Sink(io.FileIO):
+    """A file for the HDF5 library to write, whose failures are kept: met while it closes, they end the process."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, "w+")
+        self._failed: OSError | None = None
+
+    def write(self, data: Any) -> int:  # as the base class has it
+        """Write all of it; after a failure, nothing more."""
+        view, done = memoryview(data).cast("B"), 0
+        while done < len(view) and self._failed is None:
+            try:
+                done += super().write(view[done:]) or 0
+            except OSError as exc:
+                self._failed = exc
+        return len(view)
+
+    def truncate(self, size: int | None = None) -> int:
+        """Set the length; after a failure, not."""
+        try:
+            return self.tell() if self._failed is not None else super().truncate(size)
+        except OSError as exc:
+            self._failed = exc
+            return self.tell()
+
+    def check(self) -> None:
+        """Raise what failed."""
+        if self._failed is not None:
+            raise self._failed
+
+    def finish(self) -> None:
+        """See to it that the bytes are on the disk, and close the file; raise what failed."""
+        self.check()
+        os.fsync(self.fileno())
+        self.close()
 
 
 def _h5py() -> Any:

@@ -1,5 +1,6 @@
 """Parquet and Arrow files as their own writers make them, with all that can be chosen, read at any index."""
 
+import contextlib
 import shutil
 import tempfile
 from pathlib import Path
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from lazyshards import open_shards
 from lazyshards.errors import LazyShardsError
-from lazyshards.formats import columns, parquet_pages, parquet_rows
+from lazyshards.formats import columns, parquet_rows, parquet_thrift
 from lazyshards.testing import assert_same, example_array, index_chains
 
 pytestmark = pytest.mark.usefixtures("on_numpy")
@@ -156,14 +157,36 @@ def test_pages_far_within_a_row_group(scratch, start, count, data):
 
 @settings(max_examples=300, deadline=None)
 @given(data=st.binary(max_size=200))
-def test_any_bytes_as_page_headers(data):
-    """Whatever the bytes, a page's header is parsed, is cut, or is damaged: nothing else happens."""
-    try:
-        header, end = parquet_pages._parse_struct(data, 0, 0)
-    except (parquet_pages._CutError, parquet_pages._DamagedError):
-        return
-    assert isinstance(header, dict)
-    assert end <= len(data) + 2**70
+def test_any_bytes_as_headers(data):
+    """Whatever the bytes, a header is parsed, is cut, or is malformed: nothing else happens."""
+    for parse in (parquet_thrift.parse_struct, lambda data, _: parquet_thrift.count_values(data)):
+        with contextlib.suppress(parquet_thrift.CutError, parquet_thrift.MalformedError):
+            assert parse(data, 0) is not None
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_counts(scratch, data):
+    """The values and nulls that a footer counts are those that pyarrow finds in it."""
+    shards, _, _ = data.draw(tables())
+    path = scratch / "part-0.parquet"
+    pq.write_table(
+        shards[0],
+        path,
+        row_group_size=data.draw(st.integers(1, 50)),
+        write_statistics=data.draw(st.booleans()),
+        store_schema=data.draw(st.booleans()),
+    )
+    raw = path.read_bytes()
+    metadata = pq.read_metadata(path)
+    chunks = [
+        [metadata.row_group(i).column(k) for k in range(metadata.num_columns)] for i in range(metadata.num_row_groups)
+    ]
+    expected = [
+        [(chunk.num_values, chunk.statistics.null_count if chunk.is_stats_set else None) for chunk in group]
+        for group in chunks
+    ]
+    assert parquet_thrift.count_values(raw[-8 - int.from_bytes(raw[-8:-4], "little") :]) == expected
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -77,6 +77,14 @@ def test_more_than_ten_thousand_shards_of_width_four(tmp_path):
     assert names(tmp_path / "*.npy", order="name") == sorted(expected)
 
 
+def test_more_axes_than_numpy_has(tmp_path):
+    """A shard of more axes than an array can have is refused when it is opened, and not when it is computed."""
+    header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {(1,) * 65}, }}\n".encode()
+    (tmp_path / "a.npy").write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(4))
+    with pytest.raises(LayoutError, match="has 65 axes, expected at most the"):
+        open_shards(tmp_path)
+
+
 def test_numbers_beyond_64_bits(tmp_path):
     """Numbers of any length compare as numbers."""
     expected = [f"s_{10**30 + i}.npy" for i in (8, 9, 10)]
@@ -497,6 +505,42 @@ def test_one_file_of_no_format(tmp_path):
     (tmp_path / "notes").write_text("no shard")
     with pytest.raises(ShardsNotFoundError, match="notes"):
         open_shards(tmp_path / "notes")
+    (tmp_path / "all.zip").write_bytes(b"PK\x03\x04")
+    with pytest.raises(ShardsNotFoundError, match=r"is an archive: .*zip://\*\.npy::file:///"):
+        open_shards(tmp_path / "all.zip")
+    with pytest.raises(ValueError, match="names no archive"):
+        open_shards("zip://all.zip")
+
+
+def test_a_list_holds_files(tmp_path):
+    """A directory in a list is an error that says what to do with several."""
+    touch(tmp_path / "a", "0.npy")
+    with pytest.raises(ShardsNotFoundError, match=r"concat\(\)"):
+        open_shards([tmp_path / "a"])
+
+
+def test_a_misspelt_option_is_answered(tmp_path):
+    """An option that looks like one of open_shards' own is an error that names that one."""
+    write_npy_shards(tmp_path, [np.arange(3)])
+    with pytest.raises(TypeError, match=r"no option 'ordr': it takes none of its own; did you mean order=\?"):
+        open_shards(tmp_path, ordr="name")
+    with pytest.raises(TypeError, match="no option 'x': it takes none of its own$"):
+        open_shards(tmp_path, x=1)
+
+
+def test_more_than_ten_faults(tmp_path):
+    """Ten faults are spelled out, and the message says what lists the others."""
+    write_npy_shards(tmp_path, [np.zeros((2, 3 + (i > 12))) for i in range(25)])
+    with pytest.raises(LayoutError, match="and 2 more; `lazyshards verify` lists all"):
+        open_shards(tmp_path)
+
+
+def test_dots_in_paths_are_dropped(tmp_path, monkeypatch):
+    """A dot that names the same directory is not shown in paths; two are kept, as they may follow a link."""
+    write_npy_shards(tmp_path, [np.arange(3)])
+    monkeypatch.chdir(tmp_path)
+    for path in (".", "./", f"{tmp_path}/././shard_0000.npy"):
+        assert open_shards(path).shards[0].path == f"{tmp_path}/shard_0000.npy"
 
 
 # Agreement --------------------------------------------------------------------------------------------------------

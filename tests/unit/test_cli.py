@@ -156,6 +156,32 @@ def test_options_reach_open_shards(write, lines, capsys):
     assert lines("info", str(path), "--shards", *options)[4].endswith("s10.npy")
 
 
+def test_options_of_the_format_reach_open_shards(tmp_path, lines, capsys):
+    """--option names what a format takes, in every command; one that it does not take is an error without a traceback."""
+    np.savez(tmp_path / "both.npz", a=np.arange(6), b=np.arange(3))
+    source = str(tmp_path / "both.npz")
+    assert "(6,)" in lines("info", source, "--option", "member=a")[0]
+    assert lines("head", source, "--option", "member=b")[0] == "[0 1 2]"
+    assert cli.main(["info", source, "--option", "membr=a"]) == 1
+    assert "did you mean member=?" in capsys.readouterr().err
+
+
+def test_several_paths_are_answered_with_quotes(path, capsys):
+    """A glob that the shell took apart is a wrong command line, and the message says what to do."""
+    assert cli.main(["info", path, path, path]) == 2
+    assert "put a glob in quotes" in capsys.readouterr().err
+    assert cli.main(["info", path, "--shard-s"]) == 2
+    assert "quotes" not in capsys.readouterr().err
+
+
+def test_convert_says_how_to_replace(path, tmp_path, capsys):
+    """A directory that holds shards is not replaced, and the message names the option of the command line."""
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "shard.npy").touch()
+    assert cli.main(["convert", path, str(tmp_path / "there")]) == 1
+    assert "pass --overwrite" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("error", "status"), [(KeyboardInterrupt(), 130), (BrokenPipeError(), 141)])
 def test_ends_without_a_traceback(error, status, path, monkeypatch, capfd):
     """Ctrl-C is status 130 and a reader that went away 141, both silent."""

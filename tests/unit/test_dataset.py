@@ -259,6 +259,41 @@ def test_out_of_any_strides(opened, make):
     assert_same(out, whole)
 
 
+def as_strided(count, strides):
+    """Return an array of shape (3, 3) with such strides, in elements."""
+    return np.lib.stride_tricks.as_strided(np.zeros(count, "f4"), (3, 3), [4 * stride for stride in strides])
+
+
+@pytest.mark.parametrize("strides", [(0, 1), (1, 1), (1, 0), (0, 0), (2, 1)], ids=repr)
+def test_out_with_elements_over_one_another(opened, strides):
+    """An ``out`` that has not memory for every element is refused: each row would be written over by the next."""
+    ds, _ = opened((3,))
+    with pytest.raises(EngineError, match="overlap"):
+        with_storage(ds, RaisingStorage()).compute(out=as_strided(9, strides))
+    with pytest.raises(EngineError, match="overlap"):
+        ds[0].compute(out=as_strided(9, (0, 0))[0])
+
+
+@pytest.mark.parametrize("strides", [(3, 1), (1, 3), (6, 2), (-3, 1)], ids=repr)
+def test_out_with_elements_beside_one_another(opened, strides):
+    """An ``out`` that has memory for every element is filled, whatever its strides are."""
+    ds, whole = opened((3,))
+    out = as_strided(18, (3, 1))[::-1] if strides[0] < 0 else as_strided(18, strides)
+    assert_same(ds.compute(out=out), whole)
+
+
+@pytest.mark.parametrize("rows", [(3,), (2, 1)], ids=repr)
+def test_out_of_a_subclass(opened, rows):
+    """A matrix, which never has one axis, is filled as any array is; a masked array, which hides elements, is not."""
+    ds, whole = opened(rows)
+    with pytest.warns(PendingDeprecationWarning):
+        out = np.matrix(np.zeros((3, 3), "f4"))
+    assert ds.compute(out=out) is out
+    assert_same(np.asarray(out), whole)
+    with pytest.raises(EngineError, match="masked"):
+        ds.compute(out=np.ma.array(np.zeros((3, 3), "f4"), mask=True))
+
+
 # Laziness ---------------------------------------------------------------------------------------------------------
 
 

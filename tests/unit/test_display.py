@@ -227,6 +227,7 @@ def test_plan_text_holds_the_numbers():
         "bytes wanted": "192,000  (187.5 KiB)",
         "bytes read": "192,000  (187.5 KiB, 1.00 times the bytes wanted)",
         "requests": f"{plan.requests:,}",
+        "busiest": "93.8 KiB in 4 requests, 1.00 times the mean",
         "peak memory": "187.5 KiB  (result 187.5 KiB, scratch 0 B, of 1.0 GiB free)",
     }
 

@@ -121,6 +121,19 @@ def test_a_missing_file_is_named(tmp_path):
         ds[rows].compute()
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("offsets", 10_000), ("offsets", -100_000), ("offsets", 2**63 - 100), ("ends", 2**61), ("ends", 2**62 + 8)],
+)
+def test_rows_beyond_their_file_are_never_copied(tmp_path, field, value):
+    """A layout that says that rows lie outside of their file, as a forged manifest may, gives no foreign memory."""
+    ds = open_shards(write_npy_shards(tmp_path / "set", [np.arange(1_000.0)])[0])
+    layout = ds._layout
+    given = {name: getattr(layout, name) for name in ("stamps", "ends", "offsets")} | {field: np.array([value])}
+    rows = np.arange(int(given["ends"][0]) - 100, int(given["ends"][0]))
+    assert not gather.gather_into(np.empty(100), rows, layout.root, layout.names, **given)
+
+
 def test_plan_counts_what_is_copied(tmp_path):
     """The plan of such rows has one read a row, and not a byte more than is wanted."""
     write_npy_shards(tmp_path / "set", np.split(np.arange(4_000).reshape(1_000, 4), 4))

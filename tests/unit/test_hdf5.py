@@ -703,6 +703,19 @@ def test_garbage_never_ends_the_process(tmp_path):
             assert_same(open_shards(path).compute(), whole)
 
 
+@pytest.mark.parametrize("compression", [None, "gzip", "lzf"], ids=str)
+def test_a_pipe_in_the_place_of_a_file(tmp_path, compression):
+    """A named pipe that took a shard's name is an error when it is read, and no wait in the HDF5 library."""
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", data=np.zeros((20, 3), "f4"), chunks=(4, 3), compression=compression)
+    ds = open_shards(path)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(ShardReadError, match=r"a\.h5"):
+        ds.compute()
+
+
 # Filters --------------------------------------------------------------------------------------------------------
 
 

@@ -154,6 +154,8 @@ def test_what_cannot_be_joined(kinds, tmp_path):
             concat(others)
     with pytest.raises(TypeError, match="item 1"):
         concat([a, WHOLE])
+    with pytest.raises(TypeError, match="not one dataset"):
+        concat(a)
 
 
 def test_paths_find_their_storage(kinds):

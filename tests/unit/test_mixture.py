@@ -87,6 +87,8 @@ def test_what_cannot_be_mixed(two):
     for weight in (0, -1, float("nan"), float("inf"), "x"):
         with pytest.raises(ValueError, match="expected a number above 0"):
             mix({two[0]: weight})
+    with pytest.raises(TypeError, match=r"mix\(\) takes a mapping of weights, .* not a list"):
+        mix(list(two))
     with pytest.raises(ValueError, match="without rows"):
         mix({two[0]: 1, two[1][:0]: 1})
     with pytest.raises(ValueError, match="rows=0"):

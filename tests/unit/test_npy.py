@@ -475,3 +475,11 @@ def test_told_by_first_bytes(tmp_path):
     for i in range(2):
         (tmp_path / f"part-{i}").write_bytes(npy_bytes(np.arange(3)))
     assert open_shards(tmp_path).shape == (6,)
+
+
+def test_elements_that_are_arrays(tmp_path):
+    """A header that hides axes in the type, so that its shape is not that of the array, is refused."""
+    header = b"{'descr': ('<f4', (2,)), 'fortran_order': False, 'shape': (3,), }\n"
+    (tmp_path / "a.npy").write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(24))
+    with pytest.raises(LayoutError, match="elements that are arrays"):
+        open_shards(tmp_path)

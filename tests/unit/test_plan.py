@@ -183,3 +183,25 @@ def test_refusal_counts_what_is_wanted():
     capacity = Capacity(1, result_nbytes=200)
     assert plan_of(make((10**9,)), slice(5, 15), capacity).nbytes == 160
     assert plan_of(make((10**9,)), (slice(0, 40), 0), capacity).nbytes == 160
+
+
+def test_loads_are_per_processor(opened):
+    """Tiles are dealt in blocks, as Legate does, and the loads of all processors are those of the plan."""
+    ds, _ = opened([10, 1, 1, 1, 1, 26])
+    plan = compile_plan(ds._layout, ds._selection, Capacity(workers=2), tiles_per_processor=2)
+    nbytes, requests = plan.loads(2)
+    assert nbytes.tolist() == [20 * 12, 20 * 12]
+    assert requests.tolist() == [6, 2]
+    assert nbytes.sum() == plan.bytes_read
+    assert requests.sum() == plan.requests
+
+
+def test_skew_is_the_busiest_over_the_mean(opened):
+    """Skew is 1 where all read as much, also nothing, and the number of workers where one reads all."""
+    ds, _ = opened([40])
+    even = compile_plan(ds._layout, ds._selection, Capacity(workers=2), tiles_per_processor=1)
+    assert even.skew(2) == 1
+    single = compile_plan(ds._layout, ds._selection, Capacity(workers=1))
+    assert single.skew(4) == 4
+    nothing = compile_plan(ds._layout, ds[:0]._selection, Capacity(workers=2))
+    assert nothing.skew(2) == 1

@@ -282,6 +282,13 @@ def test_refusals(index, says):
         select(select_all(4, (3, 2)), index)
 
 
+@pytest.mark.parametrize("index", [range(2**70), range(10**13), range(-(10**13), 0), range(3, 10**13, 10**6)], ids=repr)
+def test_ranges_out_of_bounds_are_refused_at_once(index):
+    """A range beyond the rows is refused by its ends: no array of its length is made, of which no memory has room."""
+    with pytest.raises(SelectionError, match="out of bounds"):
+        select(select_all(4, (3, 2)), index)
+
+
 def test_arrays_after_the_row_axis_is_gone():
     """An array cannot index what is left of one row: it would not be an index of the rows."""
     with pytest.raises(SelectionError, match="axis 1 lazily"):

@@ -9,7 +9,7 @@ import pytest
 
 from lazyshards import open_shards
 from lazyshards.errors import LazyShardsError, ShardChangedError, ShardChangedWarning, ShardReadError
-from lazyshards.storage import LocalStorage, Part, open_storage
+from lazyshards.storage import LocalStorage, Part, Stamp, open_storage
 from lazyshards.storage import local as local_module
 from lazyshards.testing import StorageConformance, assert_same, example_array, write_npy_shards
 
@@ -270,6 +270,36 @@ def test_pipes_do_not_hang(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (head,) = LocalStorage().heads([str(tmp_path / "pipe")], 4)
     assert head.error is not None
+
+
+@pytest.mark.parametrize("rows", [slice(None), [9, 1, 4, 0, 2, 8, 3, 7, 5, 6]], ids=["read", "gathered"])
+@pytest.mark.parametrize("on_change", ["raise", "warn", "ignore", "refresh"])
+def test_a_pipe_in_the_place_of_a_shard(files, on_change, rows):
+    """A named pipe that took a shard's name is an error when it is read, and no wait for somebody to write into it."""
+    ds = open_shards(files, on_change=on_change)
+    files[1].unlink()
+    os.mkfifo(files[1])
+    with pytest.raises(ShardReadError, match="shard_0001"):
+        ds[rows].compute()
+    with pytest.raises(ShardReadError, match="shard_0001"):
+        LocalStorage().fetch([(str(files[1]), 0, 4)])
+    LocalStorage().open(str(files[1])).close()
+
+
+@pytest.mark.parametrize("name", ["a\0b.npy", "a\ud800b.npy"], ids=ascii)
+def test_names_that_no_file_can_have(files, name):
+    """A name in a list that cannot be one of a file is a fault of that file, beside those of others."""
+    with pytest.raises(LazyShardsError, match="its name is not a path"):
+        open_shards([*map(str, files), name])
+    (head,) = LocalStorage().heads([name], 0)
+    assert isinstance(head.error, OSError)
+
+
+def test_offsets_beyond_any_file(files):
+    """A read at a byte that no file can have is an error that names the file."""
+    part = Part(str(files[0]), Stamp(0), 2**63, memoryview(bytearray(1)))
+    with pytest.raises(ShardReadError, match=r"shard_0000.* beyond"):
+        LocalStorage().fetch_into([part])
 
 
 # Rights -----------------------------------------------------------------------------------------------------------
