@@ -4,7 +4,7 @@ import operator
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias, TypedDict
 
@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lazyshards.errors import LazyShardsError, StateError
+from lazyshards.progress import Bar, progress_bar
 from lazyshards.samplers import ORDER_VERSION, Order, Shuffle
 from lazyshards.selection import Rows
 
@@ -370,7 +371,7 @@ class Batches:
                 # Only now: until the next batch is asked for, the position is that of this epoch's end.
                 self._epoch, self._position = self._epoch + 1, 0
 
-    def _run_epoch(self, bar: Any) -> Generator[Batch, None, None]:
+    def _run_epoch(self, bar: Bar) -> Generator[Batch, None, None]:
         order, stop = self.order(self._epoch), self._stop_row()
         ahead: deque[tuple[int, Pending]] = deque()
         asked = self._position
@@ -392,14 +393,13 @@ class Batches:
             for _, pending in ahead:
                 pending.cancel()
 
-    def _hand_out(self, ahead: "deque[tuple[int, Pending]]", bar: Any) -> Batch:
+    def _hand_out(self, ahead: "deque[tuple[int, Pending]]", bar: Bar) -> Batch:
         """Return the next batch; nothing of it is kept here while the user works with it."""
         end, pending = ahead.popleft()
         batch = pending.result()
         if self._transform is not None:
             batch = self._transform(batch)
-        if bar is not None:
-            bar.update(end - self._position)
+        bar.update(end - self._position)
         self._position = end
         return batch
 
@@ -412,15 +412,10 @@ class Batches:
 
         return TorchBatches(self)
 
-    def _bar(self, last_epoch: int) -> AbstractContextManager[Any]:
-        if not self._progress:
-            return nullcontext()
-        from tqdm.auto import tqdm
-
+    def _bar(self, last_epoch: int) -> AbstractContextManager[Bar]:
         epoch_rows = self.batches_per_epoch * self._batch_size if self._drop_last else self._source.size
         total = (last_epoch - self._epoch) * epoch_rows + max(0, self._stop_row() - self._position)
-        bar: AbstractContextManager[Any] = tqdm(total=total, unit="row", unit_scale=True, desc="batches")
-        return bar
+        return progress_bar(total, "batches", shown=self._progress)
 
     def quality(self) -> ShuffleQuality:
         """Return how well this epoch is shuffled and what its batches cost, from a sample of them; reads nothing."""

@@ -19,11 +19,14 @@ from lazyshards.errors import EngineError, LazyShardsError, ShardChangedError, U
 from lazyshards.functions import keep_function
 from lazyshards.layout import Layout, Shard, native_dtype
 from lazyshards.plan import ReadPlan, compile_plan
+from lazyshards.progress import Progress, progress_bar
 from lazyshards.selection import Selection, is_whole, select, select_all
 from lazyshards.source import ViewSource
 
 __all__ = ["ShardedDataset", "open_shards"]
 
+_WATCHED_TILES = 16
+"""Tiles for each processor where a progress bar follows them."""
 _ITERATION_NBYTES = 4 << 20
 """Bytes read at a time when a dataset is iterated row by row."""
 
@@ -423,7 +426,12 @@ class ShardedDataset:
     # Reading it ------------------------------------------------------------------------------------------------
 
     def compute(
-        self, engine: str | None = None, out: Array | None = None, *, tiles_per_processor: int | None = None
+        self,
+        engine: str | None = None,
+        out: Array | None = None,
+        *,
+        tiles_per_processor: int | None = None,
+        progress: bool = False,
     ) -> Array:
         """Read what is selected, and nothing else, into an array of the engine's type.
 
@@ -436,6 +444,8 @@ class ShardedDataset:
             it holds is undefined.
         tiles_per_processor : int, optional
             Tiles for each processor, to even out shards of unequal cost.
+        progress : bool
+            Show a progress bar of the tiles, which then are more; needs tqdm. With several ranks it stays at none.
 
         Returns
         -------
@@ -454,15 +464,24 @@ class ShardedDataset:
         selection, layout = self._selection, self._layout
         name = choose_engine(engine or self._engine, layout.dtype, len(selection.shape), warn=True)
         runner = find_engine(name)
+        if progress and tiles_per_processor is None:
+            tiles_per_processor = _WATCHED_TILES
         plan = compile_plan(layout, selection, runner.capacity(self.nbytes), tiles_per_processor=tiles_per_processor)
+        if progress:
+            with progress_bar(len(plan.rows), "compute", shown=is_first_rank()) as bar:
+                return self._run(runner, plan, out, bar.update)
+        return self._run(runner, plan, out, None)
+
+    def _run(self, runner: Engine, plan: ReadPlan, out: Array | None, progress: Progress | None) -> Array:
+        selection = self._selection
         if not selection.scalar:
-            return _execute(runner, plan, out)
+            return _execute(runner, plan, out, progress)
         if out is not None:
             if isinstance(out, np.generic) or not hasattr(out, "reshape"):
-                raise EngineError(f"out is a {type(out).__name__}, expected an array of the {name} engine")
-            _execute(runner, plan, out[None])
+                raise EngineError(f"out is a {type(out).__name__}, expected an array of the {runner.name} engine")
+            _execute(runner, plan, out[None], progress)
             return out
-        return _execute(runner, plan, None).reshape(selection.shape)
+        return _execute(runner, plan, None, progress).reshape(selection.shape)
 
     def to_numpy(self) -> npt.NDArray[np.generic]:
         """Read what is selected into a NumPy array, whatever the dataset's engine is."""
@@ -644,17 +663,17 @@ _REFRESHES = 3
 """Times that a compute begins again because a file was replaced while it was read."""
 
 
-def _execute(runner: Engine, plan: ReadPlan, out: Array | None) -> Array:
+def _execute(runner: Engine, plan: ReadPlan, out: Array | None, progress: Progress | None) -> Array:
     """Run a plan; with ``on_change="refresh"``, on shards as they are now, from the start if one changes meanwhile."""
     if plan.layout.storage.on_change != "refresh":
-        return runner.execute(plan, out=out)
+        return runner.execute(plan, out=out, progress=progress)
     for left in reversed(range(_REFRESHES)):
         layout = together(
             partial(catalog.refreshed, plan.layout), layout_facts, runner.name, what="looking at the shards again"
         )
         plan = replace(plan, layout=layout)
         try:
-            return runner.execute(plan, out=out)
+            return runner.execute(plan, out=out, progress=progress)
         except ShardChangedError:
             if not left:
                 raise

@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
 from math import prod
@@ -28,6 +27,7 @@ from lazyshards.formats import find_format, format_names, format_of_name
 from lazyshards.hashing import best_algorithm, new_hasher
 from lazyshards.layout import native_dtype
 from lazyshards.manifest import sync_directory, write_atomically
+from lazyshards.progress import progress_bar
 from lazyshards.writers import suffix_of, writer_of
 
 __all__ = ["write_shards"]
@@ -118,7 +118,7 @@ def write_shards(
         "rows_per_shard": per_shard,
         "options": {name: repr(value) for name, value in sorted(options.items())},
     }
-    with _workspace(place, wanted, stream.mark) as work, _bar(stream.rows, progress) as bar:
+    with _workspace(place, wanted, stream.mark) as work, progress_bar(stream.rows, "writing", shown=progress) as bar:
         names: list[str] = []
         number = 0
         while True:
@@ -475,19 +475,3 @@ def _index(data: str, format: str, rows: int) -> None:
         raise LayoutError(f"{layout.rows:,} rows are in the shards that were written, expected {rows:,}")
     if find_spec("pyarrow") is not None and not find_format(format).directories:
         manifest.save(layout, folder=data + "/")
-
-
-def _bar(rows: int | None, progress: bool) -> AbstractContextManager[Any]:
-    if not progress:
-        return nullcontext(_NoBar())
-    from tqdm.auto import tqdm
-
-    bar: AbstractContextManager[Any] = tqdm(total=rows, unit="row", unit_scale=True, desc="writing")
-    return bar
-
-
-class _NoBar:
-    """A bar that shows nothing."""
-
-    def update(self, rows: int) -> None:
-        """Do nothing."""

@@ -7,6 +7,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from lazyshards.plan import Capacity, ReadPlan
+from lazyshards.progress import Progress
 
 __all__ = ["Array", "Engine", "PendingResult", "overlaps"]
 
@@ -42,10 +43,10 @@ class Engine(Protocol):
         """Return what the engine can hold at this moment."""
         ...
 
-    def execute(self, plan: ReadPlan, *, out: Array | None = None) -> Array:
+    def execute(self, plan: ReadPlan, *, out: Array | None = None, progress: Progress | None = None) -> Array:
         """Run the plan and return the filled array, of the plan's shape, or raise; nothing half-filled is returned.
 
-        Blocks until every tile is done.
+        Blocks until every tile is done; ``progress`` is called, on this thread, with the rows of each that is.
         """
         ...
 

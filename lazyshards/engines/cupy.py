@@ -10,6 +10,7 @@ from lazyshards.engines.base import overlaps
 from lazyshards.engines.dtypes import why_not_cupy
 from lazyshards.errors import EngineError
 from lazyshards.plan import Capacity, ReadPlan
+from lazyshards.progress import Progress
 
 __all__ = ["CupyEngine"]
 
@@ -33,7 +34,7 @@ class CupyEngine:
         """Return one worker, and the free memory of the current GPU."""
         return Capacity(workers=1, result_nbytes=staging.free_nbytes())
 
-    def execute(self, plan: ReadPlan, *, out: Any = None) -> Any:
+    def execute(self, plan: ReadPlan, *, out: Any = None, progress: Progress | None = None) -> Any:
         """Run the plan's tiles one after the other and return the cupy.ndarray."""
         if out is None:
             out = staging.empty(plan.shape, plan.dtype)
@@ -46,6 +47,8 @@ class CupyEngine:
             raise EngineError(f"out has strides {out.strides}, so that elements overlap; expected memory for each")
         for tile in plan.tiles:
             staging.fill_device(out[tile], plan.rows[tile], plan.layout, plan.cell)
+            if progress is not None:
+                progress(tile.stop - tile.start)
         return out
 
     def begin(self, plan: ReadPlan, *, may_block: bool = False) -> "_Later":

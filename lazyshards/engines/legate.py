@@ -18,6 +18,7 @@ import sys
 import threading
 import weakref
 import zlib
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from lazyshards.errors import EngineError
 from lazyshards.layout import Layout
 from lazyshards.leaf import fill
 from lazyshards.plan import SMALL_NBYTES, Capacity, ReadPlan
+from lazyshards.progress import Progress
 from lazyshards.selection import Cell, Rows
 
 _started = bringup.start()
@@ -71,6 +73,8 @@ _PLAIN_NBYTES = 64 << 10
 """Bytes of a plan up to which it is not compressed: below, compressing takes longer than it saves."""
 _HUGE_NBYTES = 2 << 20
 _threads = ThreadEngine()
+_followed: dict[str, SimpleQueue[int]] = {}
+"""Launches that somebody watches, by their plan: the leaves put the rows of each tile that is done, or has failed."""
 _MADV_HUGEPAGE = 14
 
 
@@ -110,7 +114,7 @@ class LegateEngine:
             gc.collect()
         return Capacity(_worker_count(), result_nbytes=int(usable * ledger.largest_gap()))
 
-    def execute(self, plan: ReadPlan, *, out: Any = None) -> Any:
+    def execute(self, plan: ReadPlan, *, out: Any = None, progress: Progress | None = None) -> Any:
         """Run the plan in one launch, wait for its tiles, and return the cuPyNumeric array."""
         _check_caller()
         if out is not None:
@@ -121,11 +125,24 @@ class LegateEngine:
             return cupynumeric.empty(plan.shape, plan.dtype) if out is None else out
         if out is None and _is_read_here(plan):
             buffer = ranks.together(lambda: _read_here(plan), lambda _: {}, "legate", what="reading a result")
+            if progress is not None:
+                progress(len(plan.rows))
             if why_not_legate(plan.dtype, buffer.ndim) is not None:
                 buffer = buffer[0]  # one row, whose own axes are as many as Legate holds
             return cupynumeric.asarray(buffer)
-        with collector_off():
-            return self._launch(plan, out).result()
+        if progress is None or _started.node_count > 1:  # other ranks' tiles cannot be followed from here
+            with collector_off():
+                return self._launch(plan, out).result()
+        text = _encode(plan)
+        done = _followed[text] = SimpleQueue()
+        try:
+            with collector_off():
+                launched = self._launch(plan, out)
+                for _ in range(plan.tile_count):
+                    progress(done.get())
+                return launched.result()
+        finally:
+            del _followed[text]
 
     def begin(self, plan: ReadPlan, *, may_block: bool = False) -> "_Launched | _Handed":
         """Begin to read the plan: on threads where all memory is this process's, else in a launch."""
@@ -386,7 +403,7 @@ def _run_leaf(
     """Fill one tile and write how it went; nothing may escape, since that would abort the process."""
     on_gpu = ctx.get_variant_kind() == VariantCode.GPU
     message = b""
-    address = 0
+    address = count = 0
     try:
         layout, rows, cell, tile_rows = _decode(text)
         if wanted is not None:
@@ -395,6 +412,7 @@ def _run_leaf(
             assert rows is not None
             start = ctx.task_index[0] * tile_rows
             tile = rows[start : start + tile_rows]
+        count = len(tile)
         if on_gpu:
             from lazyshards.engines.staging import fill_device
 
@@ -407,6 +425,9 @@ def _run_leaf(
     except BaseException as exc:  # noqa: BLE001  # KeyboardInterrupt and SystemExit abort or vanish as well
         message = _describe(exc)
     _write_status(status, width, message, address, on_gpu)
+    followed = _followed.get(text)
+    if followed is not None:
+        followed.put(count)
 
 
 def _describe(exc: BaseException) -> bytes:

@@ -7,7 +7,7 @@ import os
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from math import prod
 
 import numpy as np
@@ -19,6 +19,7 @@ from lazyshards.engines.collector import collect_if_due, collector_off
 from lazyshards.errors import EngineError
 from lazyshards.leaf import fill
 from lazyshards.plan import Capacity, ReadPlan
+from lazyshards.progress import Progress
 
 __all__ = ["PendingArray", "ThreadEngine", "allocate", "cpu_count"]
 
@@ -70,7 +71,9 @@ class ThreadEngine:
         """Return one worker for each processor, and no bound but the operating system's."""
         return self._capacity
 
-    def execute(self, plan: ReadPlan, *, out: npt.NDArray[np.generic] | None = None) -> npt.NDArray[np.generic]:
+    def execute(
+        self, plan: ReadPlan, *, out: npt.NDArray[np.generic] | None = None, progress: Progress | None = None
+    ) -> npt.NDArray[np.generic]:
         """Run the plan on threads and return the array."""
         if out is None:
             out = filled = allocate(plan.shape, plan.dtype)
@@ -79,9 +82,14 @@ class ThreadEngine:
             filled = out.view(np.ndarray)  # a matrix, say, keeps two axes whatever it is reshaped to
         if plan.tile_count <= 1:
             fill(filled, plan.rows, plan.layout, plan.cell)
+            if progress is not None:
+                progress(len(plan.rows))
             return out
         with self.reading():
-            self._submit(plan, filled).result()
+            pending = self._submit(plan, filled)
+            if progress is not None:
+                pending.follow(plan, progress)
+            pending.result()
         return out
 
     def begin(self, plan: ReadPlan, *, may_block: bool = False) -> "PendingArray":
@@ -137,6 +145,18 @@ class PendingArray:
             self.cancel()
             raise
         return self._out
+
+    def follow(self, plan: ReadPlan, progress: Progress) -> None:
+        """Call ``progress`` with the rows of each tile that is done, until all are or one failed."""
+        rows = {future: tile.stop - tile.start for future, tile in zip(self._futures, plan.tiles, strict=True)}
+        try:
+            for future in as_completed(self._futures):
+                if future.exception() is not None:
+                    return
+                progress(rows[future])
+        except BaseException:
+            self.cancel()
+            raise
 
     def cancel(self) -> None:
         """Give the array up; returns when nobody writes into it any more."""

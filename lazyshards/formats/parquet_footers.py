@@ -53,7 +53,7 @@ class Footer(NamedTuple):
     counts: list[list[Chunk]]
     """What is counted in each leaf of each row group; empty if that was not looked at."""
     vetted: set[tuple[int, int]]
-    """Which row groups and leaves pyarrow was seen to take: asked for what is wrong with others, it ends the process."""
+    """Which row groups and leaves pyarrow was seen to take: asked about damaged ones, it ends the process."""
     pages: dict[tuple[int, int], Pages]
     """Where their pages lie, as far as they were asked for."""
 

@@ -3,6 +3,7 @@
 import io
 from bisect import bisect_right
 from collections.abc import Sequence
+from contextlib import suppress
 from math import prod
 from typing import Any, NamedTuple
 
@@ -174,20 +175,8 @@ class _NothingError(Exception):
     """Nothing is read."""
 
 
-class _Nothing(io.RawIOBase):
+class _Nothing(_Window):
     """A file that cannot be read."""
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return 0
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        return 1 << 62 if whence == 2 else offset
 
     def read(self, nbytes: int | None = -1) -> Any:
         """Refuse."""
@@ -205,12 +194,12 @@ def _vet(request: Request, group: int) -> None:
     if places <= footer.vetted:
         return
     names = [column.name for column in request.columns]
-    source = pa.PythonFile(_Nothing(), "r")
-    with pa.parquet.ParquetFile(source, metadata=footer.metadata, pre_buffer=False, buffer_size=1 << 14) as file:
-        try:
-            next(file.iter_batches(1, row_groups=[group], columns=names, use_threads=False), None)
-        except _NothingError:
-            pass
+    source = pa.PythonFile(_Nothing(request.shard, request.storage, (), request.scratch, exact=True), "r")
+    with (
+        pa.parquet.ParquetFile(source, metadata=footer.metadata, pre_buffer=False, buffer_size=1 << 14) as file,
+        suppress(_NothingError),
+    ):
+        next(file.iter_batches(1, row_groups=[group], columns=names, use_threads=False), None)
     footer.vetted.update(places)
 
 

@@ -14,7 +14,7 @@ import lazyshards
 ROOT = Path(lazyshards.__file__).parent
 
 LAYERS = [
-    {"errors", "native", "_version"},
+    {"errors", "native", "progress", "_version"},
     {"selection", "storage", "functions"},
     {"layout", "hashing"},
     {"access", "details"},
@@ -53,7 +53,7 @@ HEAVY = {
     "aiohttp": {"storage.readers"},
     "torch": {"adapters.torch"},
     "dask": {"adapters.dask"},
-    "tqdm": {"batches", "cli", "commands", "writing"},
+    "tqdm": {"commands", "progress"},
     "xxhash": {"hashing"},
     "hypothesis": {"testing"},
     "pytest": {"testing"},

@@ -157,7 +157,7 @@ def test_options_reach_open_shards(write, lines, capsys):
 
 
 def test_options_of_the_format_reach_open_shards(tmp_path, lines, capsys):
-    """--option names what a format takes, in every command; one that it does not take is an error without a traceback."""
+    """--option names what a format takes, in every command; one that it does not take is an error in one line."""
     np.savez(tmp_path / "both.npz", a=np.arange(6), b=np.arange(3))
     source = str(tmp_path / "both.npz")
     assert "(6,)" in lines("info", source, "--option", "member=a")[0]

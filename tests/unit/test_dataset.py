@@ -535,3 +535,21 @@ def test_iteration_ends_for_old_style_loops(opened):
             break
         i += 1
     assert_same(np.array(rows), whole)
+
+
+def test_progress_counts_every_row_once(opened, engine, capsys):
+    """compute(progress=True) gives the same array, and a bar that ends at the number of rows."""
+    ds, whole = opened((40, 0, 25))
+    got = ds[::2].compute(engine=engine, progress=True)
+    assert np.array_equal(np.asarray(got), whole[::2], equal_nan=True)
+    said = capsys.readouterr().err
+    assert "compute: 100%" in said
+    assert "33.0/33.0" in said
+
+
+def test_progress_of_a_failing_compute(opened, engine):
+    """A shard that cannot be read raises its error, progress bar or not, and nothing hangs."""
+    ds, _ = opened((40, 25))
+    Path(ds.shards[1].path).unlink()
+    with pytest.raises(lazyshards.ShardReadError, match=r"shard_0001\.npy"):
+        ds.compute(engine=engine, progress=True)

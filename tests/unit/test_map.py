@@ -142,6 +142,14 @@ def test_wrong_results(ds, function, message):
         ds.map(function).compute(tiles_per_processor=None)
 
 
+def test_masked_results(ds):
+    """A masked array in which something is masked is refused, since what lies under the mask is no result."""
+    mapped = ds.map(lambda rows: np.ma.masked_where(rows > 0, rows))
+    with pytest.raises(MapError, match="masked"):
+        mapped.compute()
+    assert_same(ds.map(np.ma.array).compute(), ds.compute())
+
+
 def test_big_endian_results(ds):
     """The byte order of what the function returns does not matter."""
     assert_same(ds.map(lambda rows: rows.astype(">i2"))[2:5].compute(), WHOLE[2:5])
