@@ -13,14 +13,11 @@ from lazyshards.finding import Found, locate, natural_key
 from lazyshards.formats import find_format
 from lazyshards.formats.base import Fault, describe_faults
 from lazyshards.hashing import DIGEST_NBYTES, best_algorithm, hash_file
-from lazyshards.layout import Decoded, Layout, Shard
+from lazyshards.layout import MOST_AXES, Decoded, Layout, Shard
 from lazyshards.manifest import Manifest
 from lazyshards.storage import Stamp
 
 __all__ = ["disagreements", "hash_shards", "natural_key", "refreshed", "save_manifest", "scan"]
-
-_MOST_AXES = 64 if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else 32
-"""Axes that an array can have."""
 
 
 def scan(
@@ -88,9 +85,9 @@ def _inspect(found: Found) -> Layout:
     faults = [shard for shard in described if isinstance(shard, Fault)]
     shards = [shard for shard in described if isinstance(shard, Shard)]
     faults += disagreements(shards, dtype)
-    if not faults and shards and len(shards[0].row_shape) >= _MOST_AXES:
+    if not faults and shards and len(shards[0].row_shape) >= MOST_AXES:
         axes = 1 + len(shards[0].row_shape)
-        faults = [Fault(shard.path, f"has {axes} axes, expected at most the {_MOST_AXES} of NumPy") for shard in shards]
+        faults = [Fault(shard.path, f"has {axes} axes, expected at most the {MOST_AXES} of NumPy") for shard in shards]
     total = sum([shard.rows for shard in shards])
     if total >= 1 << 63:  # only rows without elements can be so many
         raise LayoutError(f"{shards[0].path!r} and the others hold {total:,} rows together, expected less than 2**63")

@@ -16,6 +16,7 @@ from lazyshards.selection import Cell, Rows
 from lazyshards.storage.base import Stamp, Storage
 
 __all__ = [
+    "MOST_AXES",
     "Decoded",
     "Extent",
     "Extents",
@@ -29,6 +30,10 @@ __all__ = [
     "Source",
     "native_dtype",
 ]
+
+
+MOST_AXES = 64 if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else 32
+"""Axes that an array can have."""
 
 
 class Extent(NamedTuple):

@@ -19,7 +19,7 @@ from lazyshards._version import __version__
 from lazyshards.details import DetailDecoder, descr_of, dtype_of, encode_details, names_function
 from lazyshards.errors import FormatError, LayoutError, LazyShardsError, ShardReadError
 from lazyshards.hashing import DIGEST_NBYTES
-from lazyshards.layout import Decoded, Extent, Extents, Layout, Names, Planes, Source
+from lazyshards.layout import MOST_AXES, Decoded, Extent, Extents, Layout, Names, Planes, Source
 from lazyshards.storage.base import Stamp, Storage
 
 __all__ = [
@@ -300,7 +300,7 @@ def decode(data: bytes, path: str, storage: Storage) -> Manifest:
         raise LayoutError(f"{path!r} is damaged: {first}; write it again with `lazyshards index`") from exc
 
 
-_WRONG = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError)
+_WRONG = (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError)
 """What values of a wrong kind lead to."""
 
 
@@ -321,21 +321,24 @@ def _decode_table(table: Any, path: str, storage: Storage) -> Manifest:
         raise ValueError("numbers of rows that cannot be")
     dtypes = [dtype_of(descr) for descr in described["dtypes"]]
     row_shape = tuple(map(_count, described["row_shape"]))
-    row_nbytes = prod(row_shape) * dtypes[0].itemsize
+    row_size = prod(row_shape)
+    if len(row_shape) >= MOST_AXES or row_size * max(dtype.itemsize for dtype in dtypes) >= 1 << 63:
+        raise ValueError("rows that no array can have")
+    numbers = _numbers(table["dtype"]) if "dtype" in table.column_names else np.zeros(len(table), np.int64)
+    row_nbytes = row_size * np.array([dtype.itemsize for dtype in dtypes], np.int64)[numbers]
     kinds = _numbers(table["kind"]).astype(np.int8) if "kind" in table.column_names else np.zeros(len(table), np.int8)
     packed = kinds == _PACKED
-    beyond = (offset + rows * row_nbytes > size) & packed & (size >= 0)
-    if int(offset[packed].min(initial=0)) < 0 or (len(dtypes) == 1 and beyond.any()):
+    # Divided, since a product may wrap around.
+    beyond = packed & (size >= 0) & ((offset > size) | (rows > (size - offset) // np.maximum(1, row_nbytes)))
+    beyond &= (row_nbytes > 0) | (offset > size)
+    if int(offset[packed].min(initial=0)) < 0 or beyond.any():
         raise ValueError("rows that lie beyond the end of their file")
     others = np.flatnonzero(~packed)
     sources: Mapping[int, Source] = {}
     if len(others):
         texts = _names(table["detail"].take(_arrow().array(others)), len(others))
         sources = _Sources(others, kinds[others], texts, DetailDecoder(list(map(str, described["shared"]))))
-    odd: dict[int, np.dtype[np.generic]] = {}
-    if "dtype" in table.column_names:
-        numbers = _numbers(table["dtype"])
-        odd = {i: dtypes[numbers[i]] for i in np.flatnonzero(numbers).tolist()}
+    odd = {i: dtypes[numbers[i]] for i in np.flatnonzero(numbers).tolist()}
     layout = Layout(
         format=str(described["format"]),
         storage=storage,

@@ -297,6 +297,8 @@ def _worker_count() -> int:
 def _check_out(out: object, plan: ReadPlan) -> None:
     if not isinstance(out, cupynumeric.ndarray):
         raise EngineError(f"out is a {type(out).__name__}, expected a cupynumeric.ndarray for the legate engine")
+    if not out.flags.writeable:
+        raise EngineError("out is read-only, or repeats its elements: expected an array that can be filled")
     if out.shape != plan.shape or out.dtype != plan.dtype:
         raise EngineError(
             f"out has shape {out.shape} and dtype {out.dtype}, expected shape {plan.shape} and dtype {plan.dtype}"

@@ -150,17 +150,14 @@ def _parse(path: str, data: bytes, schemas: list[Schema]) -> Footer | Fault:
         metadata = pa.parquet.read_metadata(pa.BufferReader(data))
         arrow = metadata.schema.to_arrow_schema()
         counts = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
-    except (pa.lib.ArrowException, OSError) as exc:
+        schema = next((known for known in schemas if known.arrow.equals(arrow)), None)
+        if schema is None:
+            schema = _flatten(arrow)
+            schemas.append(schema)
+    except (pa.lib.ArrowException, OSError, UnicodeDecodeError) as exc:
         return Fault(path, f"has a damaged footer: {first_line(exc)}")
     if min(counts, default=0) < 0 or sum(counts) != metadata.num_rows:
         return Fault(path, f"has a damaged footer: {metadata.num_rows:,} rows in row groups of {sum(counts):,}")
-    schema = next((known for known in schemas if known.arrow.equals(arrow)), None)
-    if schema is None:
-        try:
-            schema = _flatten(arrow)
-        except UnicodeDecodeError as exc:
-            return Fault(path, f"has a damaged footer: a column's name is no text ({exc})")
-        schemas.append(schema)
     chunks = _count_values(metadata, schema, data)
     if isinstance(chunks, str):
         return Fault(path, f"has a damaged footer: {chunks}")

@@ -63,7 +63,7 @@ class LocalFiles:
         if path != self._path:
             self._close()
             try:
-                self._fd = os.open(self._storage.local_path(path) or path, os.O_RDONLY | os.O_CLOEXEC)
+                self._fd = os.open(self._storage.local_path(path) or path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             except FileNotFoundError:
                 return None
             self._path = path

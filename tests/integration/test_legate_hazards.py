@@ -356,7 +356,9 @@ def test_out_is_filled_in_place(shards):
         row = cupynumeric.zeros(4, "f4")
         ds[7].compute(out=row)
         print(np.asarray(row).tolist() == want[7].tolist())
-        for bad in (cupynumeric.zeros((3000, 4)), cupynumeric.zeros((1, 4), "f4"), np.zeros((3000, 4), "f4")):
+        repeated = cupynumeric.broadcast_to(cupynumeric.zeros(4, "f4"), (3000, 4))
+        others = cupynumeric.zeros((3000, 4)), cupynumeric.zeros((1, 4), "f4"), np.zeros((3000, 4), "f4")
+        for bad in (repeated, *others):
             try:
                 ds.compute(out=bad)
             except lazyshards.EngineError as exc:
@@ -364,7 +366,7 @@ def test_out_is_filled_in_place(shards):
         """,
         shards,
     )
-    assert out.split() == ["True"] * 6
+    assert out.split() == ["True"] * 7
 
 
 def test_shrinking_file_kills_nothing(shards):

@@ -614,3 +614,12 @@ def test_exported():
     """The name of the file and the policy are what the documentation says."""
     assert manifest.NAME == "_lazyshards.arrow"
     assert "save_manifest" in dir(lazyshards.ShardedDataset)
+
+
+def test_damaged_manifest_is_passed_over(tmp_path):
+    """A manifest that is no Arrow file at all is as good as none: the headers are read, and the repr says why."""
+    np.save(tmp_path / "a.npy", np.arange(3))
+    (tmp_path / "_lazyshards.arrow").write_bytes(b"ARROW1\0\0garbagegarbage")
+    ds = lazyshards.open_shards(tmp_path, engine="numpy")
+    assert ds.to_numpy().tolist() == [0, 1, 2]
+    assert "_lazyshards.arrow" in repr(ds)

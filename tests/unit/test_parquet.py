@@ -576,6 +576,21 @@ def test_damage_within_a_row_group(save):
         ds.compute()
 
 
+@pytest.mark.parametrize("flip", [0xFF, 0x01])
+def test_every_byte_of_a_footer_damaged(save, flip):
+    """A damaged byte anywhere in a footer is an error of ours, or changes nothing: pyarrow must not end the process."""
+    path = save(pa.table({"x": [1, None, 3, 4]}), row_group_size=2, store_schema=False)
+    file = path / "part-0.parquet"
+    data = file.read_bytes()
+    end = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    for at in range(end, len(data)):
+        file.write_bytes(data[:at] + bytes([data[at] ^ flip]) + data[at + 1 :])
+        try:
+            assert open_shards(path, fill_value=0).compute().ndim == 2
+        except LazyShardsError as exc:
+            assert "part-0.parquet" in str(exc)  # noqa: PT017  # no error is right as well
+
+
 def test_checksums_of_pages_are_checked(save):
     """A page that has a checksum, and is damaged, is an error that names the file."""
     whole = np.arange(4000)

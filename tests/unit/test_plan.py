@@ -205,3 +205,10 @@ def test_skew_is_the_busiest_over_the_mean(opened):
     assert single.skew(4) == 4
     nothing = compile_plan(ds._layout, ds[:0]._selection, Capacity(workers=2))
     assert nothing.skew(2) == 1
+
+
+def test_repr_is_one_line(opened):
+    """A plan prints as what it makes and how it is cut, and not as all that it holds."""
+    ds, _ = opened([10, 30])
+    plan = compile_plan(ds._layout, ds._selection, Capacity(workers=2), tiles_per_processor=1)
+    assert repr(plan) == f"<ReadPlan {plan.shape} {plan.dtype}, {plan.nbytes:,} bytes, 2 tiles of up to 20 rows>"
