@@ -644,7 +644,8 @@ class ShardedDataset:
             As for :meth:`compute`.
         """
         name = choose_engine(engine or self._engine, self.dtype, self.ndim)
-        capacity = find_engine(name).capacity(self.nbytes)
+        # A result that does not fit has a plan all the same: its numbers say why.
+        capacity = replace(find_engine(name).capacity(self.nbytes), result_nbytes=None)
         return compile_plan(self._layout, self._selection, capacity, tiles_per_processor=tiles_per_processor)
 
     def explain(self, engine: str | None = None) -> None:

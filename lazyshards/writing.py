@@ -110,6 +110,9 @@ def write_shards(
     row_nbytes = max(1, prod(stream.row_shape) * stream.dtype.itemsize)
     per_shard = _rows_per_shard(rows_per_shard, nbytes_per_shard, row_nbytes)
     _check_place(place, overwrite)
+    for name in ("rows", "nbytes", "dtype", "row_shape"):
+        if name in options:
+            raise TypeError(f"{name}= is not an option: the sizes are rows_per_shard= and nbytes_per_shard=")
     wanted = {
         "format": format,
         "dtype": descr_of(stream.dtype),
@@ -210,6 +213,11 @@ class _Arrays:
 
 
 def _as_rows(array: Any, number: int) -> npt.NDArray[np.generic]:
+    if isinstance(array, list | tuple):
+        raise TypeError(
+            f"item {number:,} of what is to be written is a {type(array).__name__}, expected an array of rows: "
+            "turn a list of lists into an array first, with np.asarray"
+        )
     array = array.get() if hasattr(array, "get") and hasattr(array, "device") else array
     found: npt.NDArray[np.generic] = np.asarray(array)
     if not found.ndim:
@@ -250,11 +258,12 @@ def _mark(source: object) -> str:
 
 def _rows_per_shard(rows: int | None, nbytes: int | None, row_nbytes: int) -> int:
     if rows is not None and nbytes is not None:
-        raise ValueError(f"{rows=} and {nbytes=} a shard are given, expected one of them")
+        raise ValueError(f"rows_per_shard={rows} and nbytes_per_shard={nbytes} are given, expected one of them")
     if rows is None:
         rows = max(1, (_SHARD_NBYTES if nbytes is None else nbytes) // row_nbytes)
     if rows < 1 or (nbytes is not None and nbytes < 1):
-        raise ValueError(f"{rows=} and {nbytes=} a shard: expected 1 or more")
+        what = f"rows_per_shard={rows}" if nbytes is None else f"nbytes_per_shard={nbytes}"
+        raise ValueError(f"{what}: expected 1 or more")
     return int(rows)
 
 
@@ -404,6 +413,8 @@ def _workspace(place: str, wanted: Mapping[str, object], mark: str) -> Iterator[
 
 
 def _place(path: str | os.PathLike[str]) -> str:
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"{type(path).__name__} is not a path: the source comes first, then the directory to write")
     text = os.fspath(path)
     if "://" in text:
         raise ValueError(f"{text!r} is a URL: shards are written to directories of this machine; copy them from there")

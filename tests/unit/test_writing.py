@@ -392,10 +392,10 @@ def test_convert(tmp_path, opened, capsys):
     ds, whole = opened((5, 0, 9))
     source, target = ds.shards[0].path.rpartition("/")[0], str(tmp_path / "out")
     assert main(["convert", source, target, "--to", "parquet", "--nbytes-per-shard", "1K"]) == 0
-    assert capsys.readouterr().out == f"{target}: 1 parquet shards, 14 rows\n"
+    assert capsys.readouterr().out == f"{target}: 1 parquet shard, 14 rows\n"
     assert_same(open_shards(target).compute(), whole)
     assert main(["convert", source, target]) == 1
-    assert "overwrite=True" in capsys.readouterr().err
+    assert "--overwrite" in capsys.readouterr().err
     assert main(["convert", source, target, "--overwrite", "--rows-per-shard", "2"]) == 0
     assert len(open_shards(target).shards) == 7
     assert main(["convert", source, target, "--rows-per-shard", "none"]) == 2
