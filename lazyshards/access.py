@@ -79,11 +79,11 @@ def accesses(shard: Shard, segment: Segment, layout: Layout, cell: Cell, contigu
     planes = type(source) is Planes
     # A format decodes into native byte order, so that only a cast has to be staged.
     straightly = contiguous and not planes and not layout.steps and shard.dtype.newbyteorder("=") == layout.dtype
-    # Each column is a read, and a read costs more than a few unwanted rows: they are read along.
+    # Each column is a read, and each run that is decoded has a price: that of more than a few unwanted rows.
     for block in blocks(
         segment.local,
         row_nbytes,
-        gap_nbytes=WIDE_NBYTES if planes else gap_nbytes,
+        gap_nbytes=WIDE_NBYTES if planes else max(gap_nbytes, BLOCK_NBYTES),
         block_nbytes=WIDE_NBYTES,
         dense_nbytes=UNBOUNDED if straightly and type(segment.target) is slice else WIDE_NBYTES,
     ):
