@@ -506,7 +506,7 @@ def test_passing_faults_of_http(http, fault):
 
 
 def threads_of_ours():
-    """The threads that the package made."""
+    """Return the threads that the package made."""
     return {thread for thread in threading.enumerate() if thread.name.startswith("lazyshards")}
 
 
