@@ -9,7 +9,6 @@ docs/explanation/legate.md.
 
 import base64
 import contextlib
-import ctypes
 import functools
 import gc
 import os
@@ -24,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from lazyshards import errors
-from lazyshards.engines import bringup, ranks
+from lazyshards.engines import bringup, hugepages, ranks
 from lazyshards.engines.collector import collect_if_due, collector_off
 from lazyshards.engines.dtypes import why_not_legate
 from lazyshards.engines.ledger import Ledger, find_pool
@@ -71,11 +70,11 @@ _USABLE_BLIND = 0.6
 """The same where it is not known which pieces are free: on GPUs, with several ranks."""
 _PLAIN_NBYTES = 64 << 10
 """Bytes of a plan up to which it is not compressed: below, compressing takes longer than it saves."""
-_HUGE_NBYTES = 2 << 20
+_TILES_AT_ONCE = 2
+"""Tiles that are taken to be filled at the same time, when it is asked whether there are huge pages for them."""
 _threads = ThreadEngine()
 _followed: dict[str, SimpleQueue[int]] = {}
 """Launches that somebody watches, by their plan: the leaves put the rows of each tile that is done, or has failed."""
-_MADV_HUGEPAGE = 14
 
 
 class LegateEngine:
@@ -422,7 +421,7 @@ def _run_leaf(
         else:
             view = np.asarray(out)
             address = view.ctypes.data
-            _advise_huge_pages(view)
+            hugepages.advise(address, view.nbytes, view.nbytes * _TILES_AT_ONCE)
             fill(view, tile, layout, cell)
     except BaseException as exc:  # noqa: BLE001  # KeyboardInterrupt and SystemExit abort or vanish as well
         message = _describe(exc)
@@ -459,15 +458,3 @@ def _to_host(store: InputStore, on_gpu: bool) -> Any:
     from lazyshards.engines.staging import to_host
 
     return to_host(store)
-
-
-_libc = ctypes.CDLL(None)
-
-
-def _advise_huge_pages(view: np.ndarray[Any, np.dtype[np.generic]]) -> None:
-    """Ask for huge pages below a tile: the page faults of fresh memory are most of a first load's time."""
-    if view.nbytes < 4 * _HUGE_NBYTES or not view.flags.c_contiguous:
-        return
-    start = view.ctypes.data // _HUGE_NBYTES * _HUGE_NBYTES
-    stop = view.ctypes.data + view.nbytes
-    _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), _MADV_HUGEPAGE)

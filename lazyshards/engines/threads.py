@@ -16,6 +16,7 @@ import numpy.typing as npt
 from lazyshards.engines import bringup
 from lazyshards.engines.base import overlaps
 from lazyshards.engines.collector import collect_if_due, collector_off
+from lazyshards.engines.hugepages import HUGE_NBYTES
 from lazyshards.errors import EngineError
 from lazyshards.leaf import fill
 from lazyshards.plan import Capacity, ReadPlan
@@ -23,8 +24,6 @@ from lazyshards.progress import Progress
 
 __all__ = ["PendingArray", "ThreadEngine", "allocate", "cpu_count"]
 
-_HUGE_NBYTES = 2 << 20
-"""Size of a huge page on x86-64 and 64-bit Arm; smaller results gain nothing from the advice."""
 _LEAST_KEPT_NBYTES, _MOST_KEPT_NBYTES, _MOST_KEPT = 64 << 10, 256 << 20, 4
 """Bytes of the least and the largest batch whose memory is used again, and how many of one size are kept."""
 
@@ -40,15 +39,15 @@ def cpu_count() -> int:
 def allocate(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> npt.NDArray[np.generic]:
     """Return an uninitialised array; a large one in memory advised as huge pages, which halves a first load's time."""
     nbytes = prod(shape) * dtype.itemsize
-    if nbytes < 4 * _HUGE_NBYTES:
+    if nbytes < 4 * HUGE_NBYTES:
         return np.empty(shape, dtype)
     try:
-        memory = mmap.mmap(-1, nbytes + _HUGE_NBYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory = mmap.mmap(-1, nbytes + HUGE_NBYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         memory.madvise(mmap.MADV_HUGEPAGE)
     except (OSError, AttributeError, OverflowError):  # no such advice on this system
         return np.empty(shape, dtype)
     raw = np.frombuffer(memory, np.uint8)
-    start = -raw.ctypes.data % _HUGE_NBYTES
+    start = -raw.ctypes.data % HUGE_NBYTES
     return raw[start : start + nbytes].view(dtype).reshape(shape)
 
 
