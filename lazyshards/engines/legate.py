@@ -70,8 +70,8 @@ _USABLE_BLIND = 0.6
 """The same where it is not known which pieces are free: on GPUs, with several ranks."""
 _PLAIN_NBYTES = 64 << 10
 """Bytes of a plan up to which it is not compressed: below, compressing takes longer than it saves."""
-_TILES_AT_ONCE = 2
-"""Tiles that are taken to be filled at the same time, when it is asked whether there are huge pages for them."""
+_TILES_AT_ONCE = 3
+"""Tiles that huge pages must be free for: two that are filled at the same time, and some to spare."""
 _threads = ThreadEngine()
 _followed: dict[str, SimpleQueue[int]] = {}
 """Launches that somebody watches, by their plan: the leaves put the rows of each tile that is done, or has failed."""
