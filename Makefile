@@ -2,13 +2,14 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-distributed check bench clean distclean
+.PHONY: help demo test test-distributed check docs bench wheels clean distclean
 
 VENV := .venv
 BIN := $(VENV)/bin
 # Two stamps in one environment: what `make demo` needs is quick to install, the tools for development come on top.
 RUNTIME := $(VENV)/.installed-runtime
 DEV := $(VENV)/.installed-dev
+DOCS := $(VENV)/.installed-docs
 BUILD_INPUTS := pyproject.toml hatch_build.py lazyshards/_native/cudastub.c lazyshards/_native/gather.c
 # Several ranks need wheels of their own.
 CLUSTER := .venv-cluster
@@ -32,12 +33,20 @@ check: $(DEV) ## lint, format, types, architecture
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/unit/test_architecture.py
 
+docs: $(DOCS) ## build the site into docs/_build/html; a warning, or a link that leads nowhere, is an error
+	$(BIN)/python -m sphinx --builder html --nitpicky --fail-on-warning --quiet docs docs/_build/html
+	@echo "Built: docs/_build/html/index.html"
+
 bench: $(DEV) ## measure against peers; options with ARGS="--help"
 	$(PIP) install --group bench
 	$(BIN)/python -m benchmarks $(ARGS)
 
+wheels: $(DEV) ## build sdist and wheels into dist/, and try them in fresh environments of every Python there is
+	$(PIP) install --group release
+	$(BIN)/python tests/release/wheels.py $(ARGS)
+
 clean: ## remove what was built and the tools' caches
-	rm -rf build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage htmlcov
+	rm -rf build dist docs/_build docs/notebooks .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage htmlcov
 	find . -name __pycache__ -not -path './$(VENV)/*' -type d -prune -exec rm -rf {} +
 
 distclean: clean ## and the environment and the compiled libraries
@@ -84,4 +93,9 @@ $(CLUSTER)/.installed: $(BUILD_INPUTS) | $(BIN)/python
 $(DEV): $(RUNTIME) pyproject.toml
 	@echo "Installing what the tests and checks need"
 	@$(PIP) install --group test --group check
+	@touch $@
+
+$(DOCS): $(DEV)
+	@echo "Installing what builds the site"
+	@$(PIP) install --group docs
 	@touch $@

@@ -19,6 +19,7 @@ from benchmarks import (
     machine,
     metadata,
     opening,
+    remote,
     slices,
 )
 from benchmarks.options import Options
@@ -33,6 +34,7 @@ _BENCHMARKS = {
     "opening": opening.run,
     "epochs": epochs.run,
     "metadata": metadata.run,
+    "remote": remote.run,
     "formats_hdf5": formats_hdf5.run,
     "formats_plain": formats_plain.run,
     "formats_tables": formats_tables.run,

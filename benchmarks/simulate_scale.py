@@ -2,6 +2,7 @@
 
     python -m benchmarks.simulate_scale                  # 1 to 4,096 ranks, up to 1,000,000 shards (1 PB)
     python -m benchmarks.simulate_scale --check DIR      # predictions for this machine beside what is measured
+    python -m benchmarks.simulate_scale --skew DIR       # shards of unequal cost, in more and fewer tiles, each engine
 
 A layout of any size is made of names and numbers, the planner runs on it as it would on a rank, and what each rank
 would read follows from the plan. Time is a model: see docs/explanation/scaling.md.
@@ -9,14 +10,17 @@ would read follows from the plan. Time is a model: see docs/explanation/scaling.
 
 import argparse
 import pickle
+import statistics
 import time
 import tracemalloc
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 import lazyshards
 from lazyshards.access import count_reads
+from lazyshards.engines import auto_engine, handover
 from lazyshards.layout import Layout
 from lazyshards.plan import Capacity, compile_plan
 from lazyshards.selection import select, select_all
@@ -93,12 +97,65 @@ def layout_nbytes(shards):
     return held
 
 
+def opening(shards, ranks, latency_s=LATENCY_S, concurrency=64, store_requests_s=5_500, page=1_000):
+    """Return a row of the table: what opening so many shards costs, each rank for itself, and one for all."""
+    layout = make_layout(shards, shards * 10**9)
+    packed, pack_s = timed(lambda: handover._pack(layout))  # what is handed over
+    _, unpack_s = timed(lambda: handover._unpack(packed, layout.storage))
+    pages = -(-shards // page)
+    sampled = handover._sample_size(shards, ranks)
+
+    def seconds(lists, looks):
+        """Return how long so many ranks list and look: bound by their own waiting, or by what the store answers."""
+        own = pages * latency_s + looks[0] * latency_s / concurrency
+        return max(own, (lists * pages + sum(looks)) / store_requests_s)
+
+    each = seconds(ranks, [shards] * ranks)
+    once = seconds(1, [shards]) + seconds(0, [sampled] * (ranks - 1)) if ranks > 1 else each
+    return {
+        "shards": shards,
+        "ranks": ranks,
+        "requests, each": ranks * (pages + shards),
+        "once": pages + shards + sampled * (ranks - 1),
+        "s, each": each,
+        "s, once": once,
+        "MB handed over": len(packed) / 1e6,
+        "pack s": pack_s,
+        "unpack s": unpack_s,
+    }
+
+
+def skewed(directory):
+    """Print how long reading takes whose one half must be decoded, in one tile a processor and in several."""
+    whole = np.random.default_rng(0).integers(0, 40, (16_384, 2_048)).astype("f4")
+    parts = {"packed": "npy", "coded": "hdf5"}
+    for name, format in parts.items():
+        if not (path := Path(directory) / f"skew_{name}").is_dir():
+            more = {"compression": "gzip"} if format == "hdf5" else {}
+            lazyshards.write_shards(whole, path, format=format, rows_per_shard=2_048, **more)
+    ds = lazyshards.concat([lazyshards.open_shards(Path(directory) / f"skew_{name}") for name in parts])
+    rows = []
+    for engine in dict.fromkeys(["numpy", auto_engine()[0]]):
+        times = {tiles: [] for tiles in (1, 2, 4, 16)}
+        for _ in range(9):
+            for tiles, found in times.items():
+                found.append(timed(partial(ds.compute, engine, tiles_per_processor=tiles))[1])
+        first = statistics.median(times[1])
+        for tiles, found in times.items():
+            plan = ds.plan(engine, tiles_per_processor=tiles)
+            rows.append({"engine": engine, "tiles a processor": tiles, "tiles": plan.tile_count})
+            rows[-1] |= {"s": statistics.median(found), "of 1 tile": statistics.median(found) / first}
+    table(rows)
+
+
+def _text(value):
+    return value if isinstance(value, str) else f"{value:,.2f}" if isinstance(value, float) else f"{value:,}"
+
+
 def table(rows):
     """Print rows of figures under their names."""
     names = list(rows[0])
-    texts = [
-        [f"{row[name]:,.2f}" if isinstance(row[name], float) else f"{row[name]:,}" for name in names] for row in rows
-    ]
+    texts = [[_text(row[name]) for name in names] for row in rows]
     widths = [max(len(name), *[len(line[i]) for line in texts]) for i, name in enumerate(names)]
     print("  ".join(name.rjust(width) for name, width in zip(names, widths, strict=True)))
     for line in texts:
@@ -139,12 +196,16 @@ def main():
     """Run the simulation, or the check."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", metavar="DIR", help="measure on this machine, with data that is written there once")
+    parser.add_argument("--skew", metavar="DIR", help="the same, of shards of unequal cost")
     parser.add_argument("--latency-ms", type=float, default=LATENCY_S * 1e3)
     parser.add_argument("--rank-gbs", type=float, default=RANK_NBYTES_S / 1e9)
     parser.add_argument("--most-shards", type=int, default=1_000_000)
     options = parser.parse_args()
     if options.check:
         check(options.check)
+        return
+    if options.skew:
+        skewed(options.skew)
         return
     model = {"latency_s": options.latency_ms / 1e3, "rank_nbytes_s": options.rank_gbs * 1e9}
     rows = []
@@ -155,6 +216,8 @@ def main():
         rows += [simulate(layout, ranks, np.s_[:], **model) for ranks in (1, 16, 256, 4_096) if shards < 10**6 * ranks]
         rows += [simulate(layout, ranks, np.s_[1_000_000:5_000_000], **model) for ranks in (16, 4_096)]
     table(rows)
+    ways = [(1_000, 2), (1_000, 256), (100_000, 16), (100_000, 4_096), (1_000_000, 4_096)]
+    table([opening(*way, latency_s=model["latency_s"]) for way in ways if way[0] <= options.most_shards])
     for shards in (1_000, 1_000_000):
         if shards <= options.most_shards:
             print(f"a layout of {shards:,} shards takes {layout_nbytes(shards) / 1e6:,.1f} MB on every rank")

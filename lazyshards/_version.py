@@ -1,5 +1,11 @@
-"""The version, in the one place that the build, the package and `lazyshards --version` read."""
+"""The version: what the build wrote beside this file, from the tag in Git, or 0.0.0.dev0 where nothing was built."""
+
+import os
 
 __all__ = ["__version__"]
 
-__version__ = "0.1.0"
+try:
+    with open(os.path.join(os.path.dirname(__file__), "_version.txt"), encoding="ascii") as _file:
+        __version__ = _file.read().strip()
+except FileNotFoundError:
+    __version__ = "0.0.0.dev0"

@@ -3,21 +3,38 @@
 The same functions drive the leaf and count for the plan, so that a plan's numbers are what happens.
 """
 
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from math import prod
 from typing import NamedTuple, TypeAlias, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
 
-from lazyshards.layout import Extent, Extents, Layout, Packed, Planes, Segment, Shard
+from lazyshards.elementwise import Elementwise
+from lazyshards.errors import ShardReadError
+from lazyshards.layout import Extent, Extents, Layout, Mapped, Packed, Planes, Segment, Shard
 from lazyshards.selection import Block, Cell, Rows, blocks, cell_index, is_whole
 from lazyshards.storage import LocalStorage
+from lazyshards.storage.memory import MemoryStorage
 
-__all__ = ["Access", "Index", "Target", "accesses", "count_reads", "is_gathered", "mapped_rows"]
+__all__ = [
+    "Access",
+    "Index",
+    "Target",
+    "accesses",
+    "count_reads",
+    "is_gathered",
+    "is_kept",
+    "kept_rows",
+    "mapped_rows",
+    "wanted_map",
+]
 
 BLOCK_NBYTES = 512 << 10
 """Bytes of a staging block of packed rows: it stays in the cache of one core while it is converted."""
+NARROW_NBYTES = 1 << 20
+"""Bytes of a block of plain rows whose elements are worked on: few enough for a cache, enough for a read's price."""
 WIDE_NBYTES = 4 << 20
 """Bytes of a staging block of columns, or of decoded rows, where each read has a price of its own."""
 UNBOUNDED = 1 << 62
@@ -66,12 +83,10 @@ def accesses(shard: Shard, segment: Segment, layout: Layout, cell: Cell, contigu
         whole = is_whole(cell, shard.row_shape)
         same = contiguous and shard.dtype == layout.dtype and not layout.steps
         extents = (Extent(0, shard.rows, "", source.offset),) if isinstance(source, Packed) else source.extents
-        for first, rows, path, offset in extents:
-            local, a, b = _overlap(segment.local, first, first + rows)
-            if b > a:
-                row = _Row(path or shard.path, shard.row_shape, shard.dtype.itemsize, cell, whole, same, gap_nbytes)
-                row_nbytes = prod(shard.row_shape) * shard.dtype.itemsize
-                yield from _packed(row, offset - first * row_nbytes, local, _part(segment.target, a, b), (), False)
+        row_nbytes = prod(shard.row_shape) * shard.dtype.itemsize
+        for (first, _, path, offset), local, a, b in _touched(shard, extents, segment.local):
+            row = _Row(path or shard.path, shard.row_shape, shard.dtype.itemsize, cell, whole, same, gap_nbytes)
+            yield from _packed(row, offset - first * row_nbytes, local, _part(segment.target, a, b), (), False)
         return
     # The format, or the transposition, applies the cell: what is read has the shape of the result.
     kept = tuple([len(axis) for axis in cell if type(axis) is range])
@@ -176,6 +191,28 @@ def _part(target: Target, a: int, b: int) -> Target:
     return slice(target.start - a, stop if stop >= 0 else None, -1)
 
 
+def _touched(shard: Shard, extents: Sequence[Extent], local: Rows) -> Iterator[tuple[Extent, Rows, int, int]]:
+    """Yield the extents that hold ascending rows, and of each the rows, and their places [a, b) among all.
+
+    Those between are passed by, however many they are.
+    """
+    i = at = 0
+    while at < len(local):
+        row = local[at]
+        if not extents[i].first <= row < extents[i].first + extents[i].rows:
+            i = bisect_right(extents, row, i, key=_first) - 1
+        inside, _, b = _overlap(local[at:], extents[i].first, extents[i].first + extents[i].rows)
+        if not b:
+            raise ShardReadError(f"{shard.path!r} was described without saying where its row {row:,} lies")
+        yield extents[i], inside, at, at + b
+        at += b
+        i = min(i + 1, len(extents) - 1)
+
+
+def _first(extent: Extent) -> int:
+    return extent.first
+
+
 def _overlap(local: Rows, start: int, stop: int) -> tuple[Rows, int, int]:
     """Return the ascending rows within [start, stop), and their places [a, b) among all."""
     if isinstance(local, range):
@@ -188,17 +225,61 @@ def _overlap(local: Rows, start: int, stop: int) -> tuple[Rows, int, int]:
     return local[a:b], a, b
 
 
-def mapped_rows(rows: Rows, layout: Layout) -> Iterator[Rows]:
-    """Yield the rows of a tile in the blocks in which the last function of a layout is given them."""
-    count = max(1, WIDE_NBYTES // max(1, *_mapped_nbytes(layout)))
+def is_kept(layout: Layout) -> bool:
+    """Return whether the rows are those of one array in memory, which are copied and not read."""
+    return type(layout.storage) is MemoryStorage and len(layout) == 1 and not layout.maps
+
+
+def kept_rows(rows: npt.NDArray[np.int64], layout: Layout, cell: Cell) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
+    """Yield rows that are kept in memory in the blocks in which they are staged, each with its place among all."""
+    stored = layout.dtype if layout.stored is None else layout.stored
+    count = max(1, WIDE_NBYTES // max(1, prod([len(axis) for axis in cell if type(axis) is range]) * stored.itemsize))
+    for start in range(0, len(rows), count):
+        yield start, rows[start : start + count]
+
+
+def mapped_rows(rows: Rows, layout: Layout, step: Mapped) -> Iterator[Rows]:
+    """Yield the rows of a tile in the blocks in which the last function of a layout is given them.
+
+    Parameters
+    ----------
+    rows : range or ndarray of int64
+    layout : Layout
+    step : Mapped
+        What `wanted_map` returned.
+    """
+    nbytes = WIDE_NBYTES
+    if isinstance(step.function, Elementwise) and not layout.sources:
+        nbytes = min(nbytes, NARROW_NBYTES)
+    count = max(1, nbytes // max(1, *_mapped_nbytes(layout, step)))
     for start in range(0, len(rows), count):
         yield rows[start : start + count]
 
 
-def _mapped_nbytes(layout: Layout) -> tuple[int, int]:
-    """Return the bytes of a row that the last function of a layout is given, and of one that it returns."""
+def wanted_map(layout: Layout, cell: Cell) -> Mapped:
+    """Return the last function of a layout and what it is given, where only a cell of what it makes is wanted.
+
+    Work on elements makes no more than the cell, and is given no more than that takes; other functions make all.
+
+    Parameters
+    ----------
+    layout : Layout
+    cell : tuple
+        The basic index on each row of what is made.
+    """
     step = layout.maps[-1]
+    if not isinstance(step.function, Elementwise):
+        return step
+    work = step.function.cut(cell)
+    return step._replace(function=work, cell=work.given(step.row_shape))
+
+
+def _mapped_nbytes(layout: Layout, step: Mapped) -> tuple[int, int]:
+    """Return the bytes of a row that the last function of a layout is given, and of one that it returns."""
     given = prod([len(axis) for axis in step.cell if type(axis) is range]) * step.dtype.itemsize
+    if isinstance(step.function, Elementwise):
+        root = step.function.root
+        return given, prod(root.row_shape) * root.dtype.itemsize
     made = layout.dtype if layout.stored is None else layout.stored
     return given, prod(layout.row_shape) * made.itemsize
 
@@ -240,11 +321,16 @@ def count_reads(rows: Rows, layout: Layout, cell: Cell) -> tuple[int, int, int]:
     cell : tuple
     """
     if layout.maps:
-        below, inner = layout.below, layout.maps[-1].cell
-        pieces = [len(piece) for piece in mapped_rows(rows, layout)]
-        counts = [count_reads(piece, below, inner) for piece in mapped_rows(rows, layout)]
-        most = max(pieces, default=0) * sum(_mapped_nbytes(layout))
+        below, step = layout.below, wanted_map(layout, cell)
+        pieces = [len(piece) for piece in mapped_rows(rows, layout, step)]
+        counts = [count_reads(piece, below, step.cell) for piece in mapped_rows(rows, layout, step)]
+        most = max(pieces, default=0) * sum(_mapped_nbytes(layout, step))
         return sum(c[0] for c in counts), sum(c[1] for c in counts), most + max([c[2] for c in counts], default=0)
+    if is_kept(layout):
+        each = prod([len(axis) for axis in cell if type(axis) is range])
+        itemsize = (layout.dtype if layout.stored is None else layout.stored).itemsize
+        staged = 0 if isinstance(rows, range) else min(len(rows) * each * itemsize, max(WIDE_NBYTES, each * itemsize))
+        return int(len(rows) > 0), len(rows) * each * itemsize, staged
     if is_gathered(rows, layout, cell):
         once = len(np.unique(rows))
         return once, once * layout.row_nbytes, 3 * rows.nbytes

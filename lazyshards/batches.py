@@ -2,89 +2,24 @@
 
 import operator
 import weakref
-from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeAlias, TypedDict
+from dataclasses import replace
+from typing import Any, TypedDict
 
 import numpy as np
-import numpy.typing as npt
 
-from lazyshards.errors import LazyShardsError, StateError
+from lazyshards.ahead import Batch, ReadAhead, Source, most_together
+from lazyshards.engines.ranks import is_first_rank
+from lazyshards.errors import StateError
 from lazyshards.progress import Bar, progress_bar
+from lazyshards.quality import ShuffleQuality, measure_quality
 from lazyshards.samplers import ORDER_VERSION, Order, Shuffle
-from lazyshards.selection import Rows
 
-__all__ = ["BatchOptions", "Batches", "Pending", "ShuffleQuality", "Source"]
+__all__ = ["BatchOptions", "Batches"]
 
 _SHUFFLES = ("rows", "blocks", "shards")
 _STATE_VERSION = 1
-_SAMPLED_BATCHES = 32
-"""Batches of an epoch that the quality report looks at."""
-
-Batch: TypeAlias = Any
-"""An array of the engine's type, or what the user's transform made of it."""
-
-
-class Pending(Protocol):
-    """A batch that is being read."""
-
-    def result(self) -> Batch:
-        """Wait for the batch, or raise what went wrong with it."""
-        ...
-
-    def cancel(self) -> None:
-        """Give the batch up; returns when nothing is being read for it any more."""
-        ...
-
-
-class Source(Protocol):
-    """What batches are taken from: rows counted from 0, in the order of the view."""
-
-    @property
-    def size(self) -> int:
-        """Number of rows."""
-        ...
-
-    @property
-    def row_nbytes(self) -> int:
-        """Bytes of one row of a batch."""
-        ...
-
-    @property
-    def fingerprint(self) -> str:
-        """What the rows are; an order and a saved state belong to it."""
-        ...
-
-    @property
-    def description(self) -> str:
-        """What the rows are, for a person whose saved state is refused."""
-        ...
-
-    def edges(self) -> npt.NDArray[np.int64]:
-        """Return the rows at which a run of rows of one shard begins, and the number of rows at the end."""
-        ...
-
-    def order(self, shuffle: Shuffle, epoch: int) -> Order:
-        """Return the order of an epoch, the same in every process."""
-        ...
-
-    def draw_seed(self) -> int:
-        """Return a random seed, the same on every rank."""
-        ...
-
-    def reading(self) -> AbstractContextManager[None]:
-        """Return what must be entered while batches are read ahead."""
-        ...
-
-    def begin(self, rows: Rows) -> Pending:
-        """Begin to read rows."""
-        ...
-
-    def cost(self, rows: Rows) -> tuple[int, int, int]:
-        """Return the shards that rows touch, and the requests and bytes that reading them takes."""
-        ...
 
 
 class BatchOptions(TypedDict, total=False):
@@ -99,31 +34,6 @@ class BatchOptions(TypedDict, total=False):
     window_blocks: int
     transform: Callable[[Any], Any] | None
     progress: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ShuffleQuality:
-    """How well an order is shuffled, beside what it costs; means over a sample of batches."""
-
-    rank_correlation: float
-    """Spearman's correlation of position and row: 1 in file order, about 0 where well shuffled."""
-    shards_per_batch: float
-    """Distinct shards that a batch touches."""
-    requests_per_batch: float
-    """Reads that a batch takes."""
-    bytes_per_batch: float
-    """Bytes that a batch reads."""
-    read_amplification: float
-    """Bytes read for each byte wanted."""
-    batches: int
-    """How many batches were looked at."""
-
-    def __str__(self) -> str:
-        return (
-            f"rank correlation {self.rank_correlation:+.3f}, {self.shards_per_batch:,.1f} shards, "
-            f"{self.requests_per_batch:,.1f} requests and {self.bytes_per_batch:,.0f} bytes a batch, "
-            f"{self.read_amplification:.2f} bytes read for each wanted ({self.batches} batches looked at)"
-        )
 
 
 class Batches:
@@ -146,7 +56,7 @@ class Batches:
     drop_last : bool
         Whether a last batch that is not full is left out.
     prefetch : int
-        Batches that are read ahead.
+        Batches that are read ahead; small ones are read several at a time, up to 1 MiB together, unless it is 0.
     block_rows : int
         Rows of a block, for ``shuffle="blocks"``.
     window_blocks : int
@@ -223,7 +133,8 @@ class Batches:
     @property
     def ahead_nbytes(self) -> int:
         """Most bytes of the batches that are being read, or were read and not handed out yet."""
-        return (self._prefetch + 1) * min(self._batch_size, self._source.size) * self._source.row_nbytes
+        together = most_together(self._batch_size, self._source.row_nbytes) if self._prefetch else 1
+        return min((self._prefetch + together) * self._batch_size, self._source.size) * self._source.row_nbytes
 
     def __len__(self) -> int:
         """Return the batches of one ``for`` from the start of an epoch."""
@@ -372,31 +283,17 @@ class Batches:
                 self._epoch, self._position = self._epoch + 1, 0
 
     def _run_epoch(self, bar: Bar) -> Generator[Batch, None, None]:
-        order, stop = self.order(self._epoch), self._stop_row()
-        ahead: deque[tuple[int, Pending]] = deque()
-        asked = self._position
+        stop = self._stop_row()
+        ahead = ReadAhead(self._source, self.order(self._epoch), self._position, stop, self._batch_size, self._prefetch)
         try:
             while self._position < stop:
-                while asked < stop and len(ahead) <= self._prefetch:
-                    end = min(asked + self._batch_size, stop)
-                    try:
-                        pending = self._source.begin(order.rows(asked, end))
-                    except LazyShardsError:
-                        if not ahead:
-                            raise
-                        break  # it belongs to a later batch, and may be over by then: memory that is full now, say
-                    ahead.append((end, pending))
-                    del pending
-                    asked = end
                 yield self._hand_out(ahead, bar)
         finally:
-            for _, pending in ahead:
-                pending.cancel()
+            ahead.close()
 
-    def _hand_out(self, ahead: "deque[tuple[int, Pending]]", bar: Bar) -> Batch:
+    def _hand_out(self, ahead: ReadAhead, bar: Bar) -> Batch:
         """Return the next batch; nothing of it is kept here while the user works with it."""
-        end, pending = ahead.popleft()
-        batch = pending.result()
+        end, batch = ahead.take()
         if self._transform is not None:
             batch = self._transform(batch)
         bar.update(end - self._position)
@@ -415,41 +312,11 @@ class Batches:
     def _bar(self, last_epoch: int) -> AbstractContextManager[Bar]:
         epoch_rows = self.batches_per_epoch * self._batch_size if self._drop_last else self._source.size
         total = (last_epoch - self._epoch) * epoch_rows + max(0, self._stop_row() - self._position)
-        return progress_bar(total, "batches", shown=self._progress)
+        return progress_bar(total, "batches", shown=self._progress and is_first_rank())
 
     def quality(self) -> ShuffleQuality:
         """Return how well this epoch is shuffled and what its batches cost, from a sample of them; reads nothing."""
-        order, count = self.order(self._epoch), self.batches_per_epoch
-        numbers = np.unique(np.linspace(0, max(0, count - 1), min(count, _SAMPLED_BATCHES)).astype(int)).tolist()
-        size = self._source.size
-        drawn, costs = [], []
-        for number in numbers:
-            start = number * self._batch_size
-            rows = order.rows(start, min(start + self._batch_size, size))
-            drawn.append(np.asarray(rows, np.int64))
-            costs.append(self._source.cost(rows))
-        if not drawn:
-            return ShuffleQuality(0.0, 0.0, 0.0, 0.0, 0.0, 0)
-        rows = np.concatenate(drawn)
-        shards, requests, nbytes = np.mean(costs, axis=0).tolist()
-        wanted = len(rows) * self._source.row_nbytes
-        return ShuffleQuality(
-            rank_correlation=_correlation(rows),
-            shards_per_batch=shards,
-            requests_per_batch=requests,
-            bytes_per_batch=nbytes,
-            read_amplification=nbytes * len(drawn) / wanted if wanted else 0.0,
-            batches=len(drawn),
-        )
-
-
-def _correlation(rows: npt.NDArray[np.int64]) -> float:
-    """Return Spearman's rank correlation of rows and the order in which they come."""
-    if len(rows) < 2:
-        return 0.0
-    ranks = np.empty(len(rows))
-    ranks[np.argsort(rows, kind="stable")] = np.arange(len(rows))
-    return float(np.corrcoef(ranks, np.arange(len(rows)))[0, 1])
+        return measure_quality(self._source, self.order(self._epoch), self._batch_size, self.batches_per_epoch)
 
 
 def _count(value: object, name: str, least: int | None) -> int:

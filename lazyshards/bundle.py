@@ -1,6 +1,6 @@
 """Several datasets of equal length as one: rows aligned, results in a dict."""
 
-from collections.abc import Iterable, KeysView, Mapping
+from collections.abc import Callable, Iterable, KeysView, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from hashlib import blake2b
 from typing import Any, Protocol, TypeAlias, Unpack
@@ -8,8 +8,13 @@ from typing import Any, Protocol, TypeAlias, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from lazyshards.batches import Batches, BatchOptions, Pending, Source
+from lazyshards import display
+from lazyshards.ahead import Pending, Source
+from lazyshards.batches import Batches, BatchOptions
+from lazyshards.engines.ranks import is_first_rank
 from lazyshards.errors import LayoutError, SelectionError
+from lazyshards.looking import checked_count, sampled_rows
+from lazyshards.plan import ReadPlan
 from lazyshards.samplers import Order, Shuffle
 from lazyshards.selection import Rows
 
@@ -47,6 +52,26 @@ class Member(Protocol):
     def compute(self, engine: str | None = None) -> Array:
         """Read what is selected."""
         ...
+
+    def to_numpy(self) -> npt.NDArray[Any]:
+        """Read what is selected into a NumPy array."""
+        ...
+
+    def map(
+        self, function: Callable[[npt.NDArray[Any]], Any], *, dtype: object, row_shape: Sequence[int] | int | None
+    ) -> "Member":
+        """Return what a function makes of the rows."""
+        ...
+
+    def plan(self, engine: str | None = None) -> ReadPlan:
+        """Return what compute() would do."""
+        ...
+
+    def explain(self, engine: str | None = None) -> None:
+        """Print that."""
+        ...
+
+    def _repr_html_(self) -> str: ...
 
     def batch_source(self, engine: str | None = None) -> Source:
         """Return what batches are taken from."""
@@ -177,6 +202,10 @@ class Bundle:
         lines = [f"  {name}: {member.dtype} {member.shape}" for name, member in self._members.items()]
         return "\n".join([f"<Bundle of {len(self):,} rows>", *lines])
 
+    def _repr_html_(self) -> str:
+        members = {name: member._repr_html_() for name, member in self._members.items()}
+        return display.bundle_html(len(self), self.nbytes, members)
+
     def compute(self, engine: str | None = None) -> dict[str, Array]:
         """Read what is selected into one array of the engine's type for each dataset.
 
@@ -190,6 +219,93 @@ class Bundle:
         As ShardedDataset.compute.
         """
         return {name: member.compute(engine) for name, member in self._members.items()}
+
+    def to_numpy(self) -> dict[str, npt.NDArray[Any]]:
+        """Read what is selected into NumPy arrays, whatever the datasets' engines are."""
+        return {name: member.to_numpy() for name, member in self._members.items()}
+
+    def head(self, n: int = 5) -> dict[str, npt.NDArray[Any]]:
+        """Read the first rows into NumPy arrays.
+
+        Parameters
+        ----------
+        n : int
+            Rows; fewer are returned if there are fewer.
+        """
+        part: Bundle = self[: checked_count(n, "head()")]
+        return part.to_numpy()
+
+    def sample(self, n: int = 5, seed: int | None = None) -> dict[str, npt.NDArray[Any]]:
+        """Read some rows, drawn at random, the same of each dataset, into NumPy arrays.
+
+        Parameters
+        ----------
+        n : int
+            Rows.
+        seed : int, optional
+            None draws one. Otherwise as for :meth:`ShardedDataset.sample`.
+
+        Raises
+        ------
+        ValueError
+            If there are fewer rows.
+        """
+        count = checked_count(n, "sample()")
+        if seed is None:
+            seed = next(iter(self._members.values())).batch_source().draw_seed()
+        part: Bundle = self[sampled_rows(count, len(self), seed)]
+        return part.to_numpy()
+
+    def map(
+        self,
+        name: str,
+        function: Callable[[npt.NDArray[Any]], Any],
+        *,
+        dtype: object = None,
+        row_shape: Sequence[int] | int | None = None,
+    ) -> "Bundle":
+        """Return the bundle in which one dataset is what a function makes of its rows, lazily.
+
+        Parameters
+        ----------
+        name : str
+            Of the dataset.
+        function, dtype, row_shape
+            As for :meth:`ShardedDataset.map`.
+
+        Raises
+        ------
+        KeyError
+            If there is no dataset of that name.
+
+        Examples
+        --------
+        >>> import numpy as np, lazyshards
+        >>> np.save("images.npy", np.full((6, 2), 51, "u1"))
+        >>> np.save("labels.npy", np.arange(6))
+        >>> x, y = [lazyshards.open_shards(f"{name}.npy", engine="numpy") for name in ("images", "labels")]
+        >>> both = lazyshards.zip_shards(x=x, y=y).map("x", lambda rows: rows / 255, dtype="f8")
+        >>> both.head(1)
+        {'x': array([[0.2, 0.2]]), 'y': array([0])}
+        """
+        return Bundle({**self._members, name: self[name].map(function, dtype=dtype, row_shape=row_shape)})
+
+    def plan(self, engine: str | None = None) -> dict[str, ReadPlan]:
+        """Return what compute() would do, for each dataset.
+
+        Parameters
+        ----------
+        engine : {"auto", "numpy", "legate", "cupy"}, optional
+            By default each dataset's own.
+        """
+        return {name: member.plan(engine) for name, member in self._members.items()}
+
+    def explain(self, engine: str | None = None) -> None:
+        """Print the plan of each dataset for a person."""
+        for name, member in self._members.items():
+            if is_first_rank():
+                print(f"{name}:")  # noqa: T201  # what it is for
+            member.explain(engine)
 
     def batches(self, batch_size: int, *, engine: str | None = None, **options: Unpack[BatchOptions]) -> Batches:
         """Return the rows in batches, each a dict of arrays whose rows belong together.

@@ -17,7 +17,16 @@ from lazyshards.layout import MOST_AXES, Decoded, Layout, Shard
 from lazyshards.manifest import Manifest
 from lazyshards.storage import Stamp
 
-__all__ = ["disagreements", "hash_shards", "natural_key", "refreshed", "save_manifest", "scan"]
+__all__ = [
+    "check_policy",
+    "describe",
+    "disagreements",
+    "hash_shards",
+    "natural_key",
+    "refreshed",
+    "save_manifest",
+    "scan",
+]
 
 
 def scan(
@@ -59,8 +68,7 @@ def scan(
     ------
     ShardsNotFoundError, FormatError, LayoutError, ShardReadError
     """
-    if manifest not in ("auto", "require", "refresh", "ignore"):
-        raise ValueError(f'manifest={manifest!r} is not a policy: use "auto", "require", "refresh" or "ignore"')
+    check_policy(manifest)
     found = locate(
         path,
         format=format,
@@ -71,6 +79,24 @@ def scan(
         dtype=dtype,
         options=options,
     )
+    return describe(found, manifest)
+
+
+def check_policy(manifest: str) -> None:
+    """Raise ValueError if this is no policy about manifests."""
+    if manifest not in ("auto", "require", "refresh", "ignore"):
+        raise ValueError(f'manifest={manifest!r} is not a policy: use "auto", "require", "refresh" or "ignore"')
+
+
+def describe(found: Found, manifest: str) -> Layout:
+    """Return the layout of shards that were found: by their manifest, if there is one and it may be used, or headers.
+
+    Parameters
+    ----------
+    found : Found
+    manifest : {"auto", "require", "refresh", "ignore"}
+        See `scan`, which raises the same errors.
+    """
     if found.saved is not None:
         return _open_manifest(found, manifest)
     if manifest == "ignore" or (not found.manifest and manifest == "auto"):

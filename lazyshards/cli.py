@@ -57,6 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as exc:  # argparse ends the process, also after --help
         return exc.code if isinstance(exc.code, int) else 2
     command: Callable[[argparse.Namespace], int | None] = options.command
+    if getattr(options, "alone", False) and not is_first_rank():
+        return 0
     try:
         with _plain_warnings(), _from_one_rank():
             status = command(options)
@@ -123,11 +125,11 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--dry-run", action="store_true", help="say what would be started, and stop")
     run.add_argument("script", metavar="SCRIPT", help="a Python script, run unchanged on every rank")
     run.add_argument("arguments", metavar="...", nargs=argparse.REMAINDER, help="its arguments")
-    run.set_defaults(command=_run)
+    run.set_defaults(command=_run, alone=True)
 
     doctor = commands.add_parser("doctor", help="say what was found on this machine, and what is missing")
     doctor.add_argument("--json", action="store_true", help="for programs")
-    doctor.set_defaults(command=_doctor)
+    doctor.set_defaults(command=_doctor, alone=True)
 
     demo = commands.add_parser("demo", parents=[opening], help="open, slice, compute and check a dataset")
     demo.add_argument("path", metavar="PATH", nargs="?", help="your own shards; by default a small example is written")

@@ -34,7 +34,7 @@ def add_commands(
     index = commands.add_parser("index", parents=[opening], help="write a manifest, so that opening is quick")
     index.add_argument("path", metavar="PATH", help="directory, or glob (in quotes)")
     index.add_argument("--content", action="store_true", help="read all files and save a hash of each one's content")
-    index.set_defaults(command=_index)
+    index.set_defaults(command=_index, alone=True)  # of several ranks, one does it
 
     check = commands.add_parser("verify", parents=[opening], help="find all faults; exit with 1 if there are any")
     check.add_argument("path", metavar="PATH", help="directory, glob (in quotes) or file")
@@ -42,7 +42,7 @@ def add_commands(
     check.add_argument("--jobs", metavar="N", type=_number, help="threads that read; one for each processor by default")
     check.add_argument("--resume", metavar="FILE", help="note sound shards in FILE, and do not read those noted there")
     check.add_argument("--json", action="store_true", help="for programs")
-    check.set_defaults(command=_verify)
+    check.set_defaults(command=_verify, alone=True)
 
     convert = commands.add_parser("convert", parents=[opening], help="write a dataset in another format")
     convert.add_argument("source", metavar="SRC", help="directory, glob (in quotes) or file")
@@ -52,7 +52,7 @@ def add_commands(
     convert.add_argument("--nbytes-per-shard", metavar="N", type=_size, help="or its bytes, as 64M; 256M by default")
     convert.add_argument("--compression", metavar="NAME", help="as the format's library calls it")
     convert.add_argument("--overwrite", action="store_true", help="replace a dataset that is there")
-    convert.set_defaults(command=_convert)
+    convert.set_defaults(command=_convert, alone=True)
 
 
 def open_one(

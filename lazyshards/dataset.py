@@ -1,32 +1,53 @@
 """The lazy dataset: sharded data on disk that slices like an array and is read when it is computed."""
 
+import operator
+import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
-from typing import Any, overload
+from typing import Any, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from lazyshards import catalog, display
+from lazyshards import catalog, display, persistence
+from lazyshards.arithmetic import View, combine, refuse
 from lazyshards.batches import Batches
 from lazyshards.bundle import Bundle, zip_shards
-from lazyshards.engines import Array, Engine, check_engine_name, choose_engine, find_engine, wanted_engine
-from lazyshards.engines.collector import collector_off
-from lazyshards.engines.ranks import is_first_rank, layout_facts, together
+from lazyshards.engines import (
+    Array,
+    Engine,
+    check_engine_name,
+    choose_engine,
+    draw_seed,
+    find_engine,
+    running_engine,
+    wanted_engine,
+)
+from lazyshards.engines.handover import scan_together
+from lazyshards.engines.ranks import is_first_rank, layout_facts, once, rank_note, together
 from lazyshards.errors import EngineError, LazyShardsError, ShardChangedError, UnsupportedDtypeError
 from lazyshards.functions import keep_function
 from lazyshards.layout import Layout, Shard, native_dtype
+from lazyshards.looking import checked_count, sampled_rows
 from lazyshards.plan import ReadPlan, compile_plan
+from lazyshards.profiling import Profile, device_nbytes, make_profile
 from lazyshards.progress import Progress, progress_bar
+from lazyshards.recording import Recorder, stage
+from lazyshards.reductions import Measurable
 from lazyshards.selection import Selection, is_whole, select, select_all
 from lazyshards.source import ViewSource
 
 __all__ = ["ShardedDataset", "open_shards"]
 
+_Operator: TypeAlias = Callable[["ShardedDataset", object], "ShardedDataset"]
+
 _WATCHED_TILES = 16
 """Tiles for each processor where a progress bar follows them."""
+_FEW_SHARDS = 20_000
+"""Shards of which a repr finds in a moment those that an index array touches."""
 _ITERATION_NBYTES = 4 << 20
 """Bytes read at a time when a dataset is iterated row by row."""
 
@@ -93,7 +114,7 @@ def open_shards(
     Returns
     -------
     ShardedDataset
-        Of shape (rows of all shards, *row shape), in native byte order.
+        Of shape ``(rows of all shards, *row shape)``, in native byte order.
 
     Raises
     ------
@@ -133,32 +154,44 @@ def open_shards(
             }
             each = {key: {**alike, **options, name: one} for key, one in named.items()}
             return zip_shards(**{key: open_shards(path, **given) for key, given in each.items()})
-    layout = together(
-        lambda: _scan(
-            path,
-            format=format,
-            order=order,
-            holes=holes,
-            on_change=on_change,
-            storage_options=storage_options,
-            dtype=dtype,
-            manifest=manifest,
-            options=options,
-        ),
-        layout_facts,
-        wanted_engine(engine),
-        what=f"opening {path!r:.200}",
+    layout = scan_together(
+        path,
+        engine=wanted_engine(engine),
+        manifest=manifest,
+        format=format,
+        order=order,
+        holes=holes,
+        on_change=on_change,
+        storage_options=storage_options,
+        dtype=dtype,
+        options=options,
     )
     return ShardedDataset(layout, select_all(layout.rows, layout.row_shape), engine)
 
 
-def _scan(path: object, **given: Any) -> Layout:
-    """Find and describe the shards, with the collector off: it would look again and again at what is made for each."""
-    with collector_off():
-        return catalog.scan(path, **given)
+def _operator(ufunc: np.ufunc, *, reflected: bool = False) -> _Operator:
+    """Return the method of an operator: what the ufunc makes of the dataset and the other operand, lazily."""
+
+    def method(self: "ShardedDataset", other: object) -> "ShardedDataset":
+        if other is None or getattr(type(other), "__array_ufunc__", ...) is None:
+            return NotImplemented
+        return self._lazy(ufunc, (other, self) if reflected else (self, other))
+
+    return method
 
 
-class ShardedDataset:
+def _view(operand: object) -> object:
+    """Return what is selected of which layout, if the operand is a dataset."""
+    if isinstance(operand, ShardedDataset):
+        return View(operand._layout, operand._selection)  # noqa: SLF001  # what it is made of
+    return operand
+
+
+def _unary(ufunc: np.ufunc) -> Callable[["ShardedDataset"], "ShardedDataset"]:
+    return lambda self: self._lazy(ufunc, (self,))
+
+
+class ShardedDataset(Measurable):
     """Sharded data on disk as one lazy array: slicing reads nothing, :meth:`compute` reads what was sliced.
 
     Made by :func:`open_shards`. Immutable, picklable, hashable; equal to another that selects the same of the same
@@ -252,7 +285,9 @@ class ShardedDataset:
         return shape[0]
 
     def __eq__(self, other: object) -> bool:
-        """Return whether ``other`` selects the same of the same shards; for elements, compare computed arrays."""
+        """Return whether ``other`` selects the same of the same shards; ``np.equal(ds, other)`` compares elements."""
+        if isinstance(other, np.ndarray | np.generic):  # which would compare elements
+            return False
         if not isinstance(other, ShardedDataset):
             return NotImplemented
         return self._layout == other._layout and self.fingerprint == other.fingerprint
@@ -265,15 +300,28 @@ class ShardedDataset:
         """Return one line and a table of shards."""
         text = display.dataset_text(self._layout, self._selection, self._engine_label())
         layout = self._layout
-        if not layout.cast_from and not layout.maps and not layout.manifest:
+        if not layout.cast_from and not layout.maps and not layout.manifest and not layout.note:
             return text
         first, newline, rest = text.partition("\n")
         more = [f"mapped by {layout.maps_text}"] * bool(layout.maps) + [layout.dtype_text] * bool(layout.cast_from)
+        more += [layout.note] * bool(layout.note)
         more += [f"manifest: {display.hide_secrets(layout.manifest)}"] * bool(layout.manifest)
         return f"{first}\n  {f'{chr(10)}  '.join(more)}{newline}{rest}"
 
     def _repr_html_(self) -> str:
-        return display.dataset_html(self._layout, self._selection, self._engine_label())
+        label = self._engine_label()
+        return display.dataset_html(self._layout, self._selection, label, self._tile_rows(label))
+
+    def _tile_rows(self, engine: str) -> int | None:
+        """Return the rows of a tile; None if that is not known before the engine was started, or not in a moment."""
+        runner = running_engine(engine)
+        layout, selection = self._layout, self._selection
+        if runner is None or not (isinstance(selection.rows, range) or len(layout) <= _FEW_SHARDS):
+            return None
+        try:
+            return compile_plan(layout, selection, replace(runner.capacity(), result_nbytes=None)).tile_rows
+        except LazyShardsError:  # another thread's engine
+            return None
 
     def _engine_label(self) -> str:
         try:
@@ -285,7 +333,8 @@ class ShardedDataset:
         """Write what is known of all shards into one file beside them, so that opening them need not read headers.
 
         The file, ``_lazyshards.arrow``, is written at once or not at all. It holds names, rows, sizes, times and where
-        rows lie, for all shards that were opened, whatever was sliced, cast or mapped since.
+        rows lie, for all shards that were opened, whatever was sliced, cast or mapped since. Of several ranks, one
+        writes it and the others wait.
 
         Parameters
         ----------
@@ -315,7 +364,11 @@ class ShardedDataset:
         >>> len(lazyshards.open_shards("indexed", engine="numpy", manifest="require"))
         4
         """
-        return catalog.save_manifest(self._layout, content=content)
+        return once(
+            lambda _: catalog.save_manifest(self._layout, content=content),
+            wanted_engine(self._engine),
+            what="writing the manifest",
+        )
 
     # What is wanted of it --------------------------------------------------------------------------------------
 
@@ -423,6 +476,260 @@ class ShardedDataset:
         layout = self._layout.map(keep_function(function), selection.cell, target, shape)
         return ShardedDataset(layout, Selection(selection.rows, tuple(map(range, shape))), self._engine)
 
+    # Work on its elements --------------------------------------------------------------------------------------
+
+    def _lazy(self, function: Callable[..., Any], operands: Sequence[object], output: int = 0) -> "ShardedDataset":
+        """Return what a function of NumPy makes of datasets of the same rows and operands, lazily."""
+        layout, selection = combine(function, [_view(operand) for operand in operands], output)
+        return ShardedDataset(layout, selection, self._engine)
+
+    def __array_ufunc__(
+        self, ufunc: np.ufunc, method: str, *inputs: object, **options: object
+    ) -> "ShardedDataset | tuple[ShardedDataset, ...]":
+        """Return what a ufunc makes of the elements, lazily."""
+        name = f"np.{ufunc.__name__}"
+        if method != "__call__":
+            raise refuse(f"{name}.{method}")
+        if options:
+            raise refuse(f"{name} with {', '.join(f'{option}=' for option in options)}")
+        if ufunc.signature is not None:
+            raise refuse(f"{name}, which is not work on single elements,")
+        made = tuple([self._lazy(ufunc, inputs, output) for output in range(ufunc.nout)])
+        return made if ufunc.nout > 1 else made[0]
+
+    def __array_function__(
+        self, function: Any, types: Sequence[type], arguments: Sequence[Any], options: Mapping[str, Any]
+    ) -> Any:
+        """Do ``np.where`` lazily; all other functions of NumPy do what they do with anything that makes an array."""
+        if function is np.where and len(arguments) == 3 and not options:
+            return self._lazy(np.where, arguments)
+        if not all([issubclass(kind, ShardedDataset | np.ndarray) for kind in types]):
+            return NotImplemented
+        return function._implementation(*arguments, **options)  # noqa: SLF001  # NumPy's way to do as without this
+
+    __add__, __radd__ = _operator(np.add), _operator(np.add, reflected=True)
+    __sub__, __rsub__ = _operator(np.subtract), _operator(np.subtract, reflected=True)
+    __mul__, __rmul__ = _operator(np.multiply), _operator(np.multiply, reflected=True)
+    __truediv__, __rtruediv__ = _operator(np.true_divide), _operator(np.true_divide, reflected=True)
+    __floordiv__, __rfloordiv__ = _operator(np.floor_divide), _operator(np.floor_divide, reflected=True)
+    __mod__, __rmod__ = _operator(np.remainder), _operator(np.remainder, reflected=True)
+    __pow__, __rpow__ = _operator(np.power), _operator(np.power, reflected=True)
+    __and__, __rand__ = _operator(np.bitwise_and), _operator(np.bitwise_and, reflected=True)
+    __or__, __ror__ = _operator(np.bitwise_or), _operator(np.bitwise_or, reflected=True)
+    __xor__, __rxor__ = _operator(np.bitwise_xor), _operator(np.bitwise_xor, reflected=True)
+    __lshift__, __rlshift__ = _operator(np.left_shift), _operator(np.left_shift, reflected=True)
+    __rshift__, __rrshift__ = _operator(np.right_shift), _operator(np.right_shift, reflected=True)
+    __lt__, __le__ = _operator(np.less), _operator(np.less_equal)
+    __gt__, __ge__ = _operator(np.greater), _operator(np.greater_equal)
+    __neg__, __pos__ = _unary(np.negative), _unary(np.positive)
+    __abs__, __invert__ = _unary(np.absolute), _unary(np.invert)
+
+    def __matmul__(self, other: object) -> "ShardedDataset":
+        raise refuse("the product @, which sums over elements,")
+
+    __rmatmul__ = __matmul__
+
+    def __bool__(self) -> bool:
+        """Refuse, as NumPy does, since what is meant are the elements; a single one is read."""
+        if self.size != 1:
+            raise ValueError(
+                "a dataset of several elements is neither true nor false: compute() it, then use any() or all()"
+            )
+        return bool(self.to_numpy())
+
+    def clip(self, min: object = None, max: object = None, out: None = None) -> "ShardedDataset":
+        """Return the dataset with its elements kept between two bounds, lazily.
+
+        Parameters
+        ----------
+        min, max : scalar, array or None
+            The bounds; they broadcast against a row. None is no bound.
+        out : None
+            As np.clip() passes it on; nothing else is possible.
+
+        Raises
+        ------
+        TypeError
+            If an operand has an axis of rows, or an ``out`` is given.
+
+        Examples
+        --------
+        >>> import numpy as np, lazyshards
+        >>> np.save("levels_0.npy", np.arange(6.0))
+        >>> lazyshards.open_shards("levels_0.npy", engine="numpy").clip(1, 3).compute()
+        array([1., 1., 2., 3., 3., 3.])
+        """
+        if out is not None:
+            raise refuse("clip with out=")
+        return self._lazy(np.clip, (self, min, max))
+
+    def round(self, decimals: int = 0, out: None = None) -> "ShardedDataset":
+        """Return the dataset with its elements rounded as np.round() does, lazily.
+
+        Parameters
+        ----------
+        decimals : int
+            Places after the point; negative ones are before it.
+        out : None
+            As np.round() passes it on; nothing else is possible.
+
+        Raises
+        ------
+        TypeError
+            If an ``out`` is given.
+
+        Examples
+        --------
+        >>> import numpy as np, lazyshards
+        >>> np.save("parts_0.npy", np.array([0.26, 1.74]))
+        >>> lazyshards.open_shards("parts_0.npy", engine="numpy").round(1).compute()
+        array([0.3, 1.7])
+        """
+        if out is not None:
+            raise refuse("round with out=")
+        return self._lazy(np.round, (self, operator.index(decimals)))
+
+    def where(self, condition: object, other: object) -> "ShardedDataset":
+        """Return the dataset with ``other`` in place of the elements where a condition does not hold, lazily.
+
+        Parameters
+        ----------
+        condition : ShardedDataset or array of bool
+            Made of this dataset, such as ``ds > 0``, or an array that broadcasts against a row.
+        other : scalar, array or ShardedDataset
+            Likewise.
+
+        Raises
+        ------
+        TypeError
+            If an operand has an axis of rows, or is a dataset of other rows.
+
+        Examples
+        --------
+        >>> import numpy as np, lazyshards
+        >>> np.save("signal_0.npy", np.array([-2.0, 1.0, 3.0]))
+        >>> ds = lazyshards.open_shards("signal_0.npy", engine="numpy")
+        >>> ds.where(ds > 0, 0).compute()
+        array([0., 1., 3.])
+        """
+        return self._lazy(np.where, (condition, self, other))
+
+    # Keeping what was computed ---------------------------------------------------------------------------------
+
+    def persist(self, engine: str | None = None, *, progress: bool = False) -> "ShardedDataset":
+        """Compute what is selected once, and return it as a dataset that reads it from memory.
+
+        It is read and worked on by the NumPy engine, whichever engine is to use it, and kept in host memory of this
+        process as long as a dataset made of it lives; with several ranks, all of it on each. Nothing on disk is read
+        again. It has a fingerprint of its own. Another process cannot read it: see :meth:`cache`.
+
+        Parameters
+        ----------
+        engine : {"auto", "numpy", "legate", "cupy"}, optional
+            Engine of the dataset that is returned; by default that of this one.
+        progress : bool
+            Show a progress bar while it is computed; needs tqdm.
+
+        Returns
+        -------
+        ShardedDataset
+            Of the same shape and dtype.
+
+        Raises
+        ------
+        ShardReadError
+            If a shard cannot be read.
+
+        Examples
+        --------
+        >>> import numpy as np, lazyshards, os
+        >>> np.save("raw_0.npy", np.arange(6.0))
+        >>> kept = (lazyshards.open_shards("raw_0.npy", engine="numpy") / 2).persist()
+        >>> os.unlink("raw_0.npy")
+        >>> kept[1:4].compute()
+        array([0.5, 1. , 1.5])
+        """
+        check_engine_name(engine)
+        selection = self._selection
+        rows = ShardedDataset(self._layout, Selection(selection.rows, selection.cell), "numpy")
+        array = together(
+            lambda: rows.compute("numpy", progress=progress and is_first_rank()),
+            lambda found: {"bytes": found.nbytes},
+            wanted_engine(self._engine),
+            what="persisting",
+        )
+        layout = persistence.kept_layout(array, rows.fingerprint, self._source_text())
+        whole = select_all(layout.rows, layout.row_shape)
+        return ShardedDataset(layout, replace(whole, scalar=selection.scalar), engine or self._engine)
+
+    def cache(
+        self,
+        path: str | os.PathLike[str],
+        format: str = "npy",
+        *,
+        overwrite: bool = False,
+        progress: bool = False,
+        **options: object,
+    ) -> "ShardedDataset":
+        """Write what is selected as shards, once, and return the dataset that they are.
+
+        The first call computes and writes, in bounded memory; one that was interrupted goes on with what is there. A
+        later call for the same dataset finds the shards and opens them: the same means the same fingerprint, shards of
+        the same sizes and times, and the same format and options.
+
+        Parameters
+        ----------
+        path : str or path
+            A directory of this machine, which is made.
+        format : str
+            As for :func:`write_shards`, as are the options.
+        overwrite : bool
+            Whether shards at ``path`` that hold something else are replaced.
+        progress : bool
+            Show a progress bar while they are written; needs tqdm.
+        **options
+            ``rows_per_shard`` or ``nbytes_per_shard``, and those of the format.
+
+        Returns
+        -------
+        ShardedDataset
+            Of the same shape and dtype, with the same engine.
+
+        Raises
+        ------
+        FileExistsError
+            If something else is at ``path``, such as the cache of another dataset.
+        TypeError
+            If the row axis was dropped.
+
+        Examples
+        --------
+        >>> import numpy as np, lazyshards
+        >>> np.save("counts_0.npy", np.arange(6))
+        >>> roots = np.sqrt(lazyshards.open_shards("counts_0.npy", engine="numpy"))
+        >>> roots.cache("roots")[4].compute()
+        array(2.)
+        >>> roots.cache("roots").format
+        'npy'
+        """
+        if self._selection.scalar:
+            raise TypeError("cache of a single row: index the row axis with a slice, such as ds[5:6]")
+        layout = persistence.cached_layout(
+            self,
+            path,
+            format,
+            wanted_engine(self._engine),
+            self._source_text(),
+            overwrite=overwrite,
+            progress=progress,
+            options=options,
+        )
+        return ShardedDataset(layout, select_all(layout.rows, layout.row_shape), self._engine)
+
+    def _source_text(self) -> str:
+        count = len(self._layout)
+        return f"computed from {count:,} {self._layout.format} shard{'s' * (count != 1)}"
+
     # Reading it ------------------------------------------------------------------------------------------------
 
     def compute(
@@ -445,7 +752,8 @@ class ShardedDataset:
         tiles_per_processor : int, optional
             Tiles for each processor, to even out shards of unequal cost.
         progress : bool
-            Show a progress bar of the tiles, which then are more; needs tqdm. With several ranks it stays at none.
+            Show a progress bar of the tiles, which then are more: by tqdm in a terminal and a notebook, else a line
+            now and then. With several ranks it goes from none to all.
 
         Returns
         -------
@@ -468,7 +776,8 @@ class ShardedDataset:
             tiles_per_processor = _WATCHED_TILES
         plan = compile_plan(layout, selection, runner.capacity(self.nbytes), tiles_per_processor=tiles_per_processor)
         if progress:
-            with progress_bar(len(plan.rows), "compute", shown=is_first_rank()) as bar:
+            title = f"compute {display.title_text(layout, selection)} on {name}"
+            with progress_bar(len(plan.rows), title, shown=is_first_rank()) as bar:
                 return self._run(runner, plan, out, bar.update)
         return self._run(runner, plan, out, None)
 
@@ -482,6 +791,124 @@ class ShardedDataset:
             _execute(runner, plan, out[None], progress)
             return out
         return _execute(runner, plan, None, progress).reshape(selection.shape)
+
+    def profile(self, engine: str | None = None, *, limit: bool = False) -> Profile:
+        """Compute once, and return where the time went: seconds and bytes of each stage, and the array.
+
+        Nothing is collected in any other compute. What a stage takes includes waiting for the interpreter and for
+        memory that is touched for the first time. Data that was not in memory is slower the first time: profile
+        twice. With several ranks the stages are those of this rank.
+
+        Parameters
+        ----------
+        engine : {"auto", "numpy", "legate", "cupy"}, optional
+            By default the dataset's own. Starting it is not counted.
+        limit : bool
+            Read the same bytes again afterwards by plain positional reads, as many threads as processors, to compare.
+
+        Returns
+        -------
+        Profile
+            Its text and HTML are tables; ``profile.array`` is the result.
+
+        Raises
+        ------
+        LazyShardsError
+            What compute() raises.
+
+        Examples
+        --------
+        >>> import numpy as np, lazyshards
+        >>> np.save("shard_0.npy", np.arange(12.0).reshape(6, 2))
+        >>> profile = lazyshards.open_shards("shard_0.npy", engine="numpy")[1:4].profile()
+        >>> [stage.name for stage in profile.stages], profile.bytes_read
+        (['plan', 'allocate', 'fill', 'engine'], 48)
+        >>> profile.array[0]
+        array([2., 3.])
+        """
+        selection, layout = self._selection, self._layout
+        name = choose_engine(engine or self._engine, layout.dtype, len(selection.shape), warn=True)
+        runner = find_engine(name)
+        recorder = Recorder(keeps_ranges=limit)
+        fetched, start = device_nbytes(), time.perf_counter()
+        with recorder.recording():
+            with stage("plan"):
+                capacity = runner.capacity(self.nbytes)
+                plan = compile_plan(layout, selection, capacity)
+            array = self._run(runner, plan, None, None)
+        seconds = time.perf_counter() - start
+        return make_profile(
+            recorder,
+            array=array,
+            seconds=seconds,
+            engine=name,
+            workers=capacity.workers,
+            tiles=plan.tile_count,
+            device_nbytes=device_nbytes() - fetched,
+            note=rank_note(name),
+        )
+
+    def head(self, n: int = 5) -> npt.NDArray[np.generic]:
+        """Read the first rows into a NumPy array, whatever the dataset's engine is.
+
+        Parameters
+        ----------
+        n : int
+            Rows; fewer are returned if there are fewer.
+
+        Raises
+        ------
+        TypeError
+            If the row axis was dropped.
+
+        Examples
+        --------
+        >>> import numpy as np, lazyshards
+        >>> np.save("shard_0.npy", np.arange(12))
+        >>> lazyshards.open_shards("shard_0.npy").head(3)
+        array([0, 1, 2])
+        """
+        self._check_rows("head")
+        return self[: checked_count(n, "head()")].to_numpy()
+
+    def sample(self, n: int = 5, seed: int | None = None) -> npt.NDArray[np.generic]:
+        """Read some rows, drawn at random, into a NumPy array, whatever the dataset's engine is.
+
+        No row is drawn twice, and they come in the order in which they lie. Drawing takes time and memory for ``n``,
+        not for all rows. The seed decides which rows are drawn of so many: datasets of one length give rows that
+        belong together.
+
+        Parameters
+        ----------
+        n : int
+            Rows.
+        seed : int, optional
+            None draws one; of several ranks that use Legate, all must then call.
+
+        Raises
+        ------
+        ValueError
+            If there are fewer rows.
+        TypeError
+            If the row axis was dropped.
+
+        Examples
+        --------
+        >>> import numpy as np, lazyshards
+        >>> np.save("shard_0.npy", np.arange(1_000))
+        >>> lazyshards.open_shards("shard_0.npy").sample(3, seed=0).shape
+        (3,)
+        """
+        self._check_rows("sample")
+        count = checked_count(n, "sample()")
+        if seed is None:
+            seed = draw_seed(wanted_engine(self._engine))
+        return self[sampled_rows(count, len(self), seed)].to_numpy()
+
+    def _check_rows(self, what: str) -> None:
+        """Raise TypeError if the row axis was dropped."""
+        if self._selection.scalar:
+            raise TypeError(f"{what} of a single row: index the row axis with a slice, such as ds[5:6]")
 
     def to_numpy(self) -> npt.NDArray[np.generic]:
         """Read what is selected into a NumPy array, whatever the dataset's engine is."""
@@ -574,7 +1001,7 @@ class ShardedDataset:
             block_rows=block_rows,
             window_blocks=window_blocks,
             transform=transform,
-            progress=progress and is_first_rank(),
+            progress=progress,
         )
 
     def batch_source(self, engine: str | None = None) -> ViewSource:
@@ -601,7 +1028,7 @@ class ShardedDataset:
         """Return a map-style torch Dataset of the rows, as tensors read by the NumPy engine; needs torch.
 
         A DataLoader reads all rows of a batch at once. Give it ``collate_fn=data.collate``, so that it does not copy
-        them together again. For batches read ahead, and an order that is resumed exactly, see :meth:`Batches.to_torch`.
+        them together again. For batches read ahead, and an order that is resumed exactly, see ``Batches.to_torch``.
 
         Raises
         ------
@@ -649,7 +1076,7 @@ class ShardedDataset:
         return compile_plan(self._layout, self._selection, capacity, tiles_per_processor=tiles_per_processor)
 
     def explain(self, engine: str | None = None) -> None:
-        """Print the plan for a person."""
+        """Print the plan for a person: its numbers, how much more is read than is wanted, and the stages of reading."""
         name = choose_engine(engine or self._engine, self.dtype, self.ndim)
         text = display.plan_text(self.plan(name), name, find_engine(name).capacity(), len(self._layout))
         if self._layout.maps:

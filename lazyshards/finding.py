@@ -17,7 +17,7 @@ from lazyshards.layout import native_dtype
 from lazyshards.manifest import Manifest
 from lazyshards.storage import Entry, Storage, open_storage
 
-__all__ = ["Found", "check_holes", "locate", "natural_key"]
+__all__ = ["Found", "address", "check_holes", "locate", "natural_key"]
 
 _STRAY_SUFFIXES = frozenset(
     (".crc", ".tmp", ".temp", ".part", ".partial", ".swp", ".swo", ".bak", ".lock", ".md5", ".sha256")
@@ -113,6 +113,17 @@ def locate(
     return Found(place, paths, reader, storage, options, cast, searched.folder, searched.manifest, saved)
 
 
+def address(
+    path: object, storage_options: Mapping[str, object] | None, on_change: str
+) -> tuple[Storage, Sequence[str]]:
+    """Return the storage that serves ``path``, and the path, or those of a list, as it takes them; looks for nothing.
+
+    For the arguments see `lazyshards.catalog.scan`.
+    """
+    given = _path_list(path)
+    return open_storage([_path_text(path)] if given is None else given, storage_options, on_change)
+
+
 def _path_text(path: object) -> str:
     try:
         text = os.fspath(path)  # type: ignore[call-overload]  # what it raises is the answer
@@ -156,6 +167,11 @@ def _search(place: str, storage: Storage, chosen: Format | None) -> tuple[_Searc
     if kind == "glob" and not entries:
         raise ShardsNotFoundError(f"nothing matches {place!r}")
     folder = (place if place.endswith("/") else f"{place}/") if kind == "directory" else ""
+    if folder and (folder + manifests.UNFINISHED, False) in entries:
+        raise LayoutError(
+            f"{place!r} is being written, or was when that was cut off: call write_shards() for it again to go on, or "
+            f"remove {manifests.UNFINISHED!r} and what else is there"
+        )
     manifest = folder + manifests.NAME
     if not folder or (manifest, False) not in entries:
         manifest = ""

@@ -38,6 +38,8 @@ class NamedFunction:
         return f"{self.module}.{self.qualname}"
 
 
+_UFUNC_HOMES = ("numpy", "numpy.strings", "scipy.special")
+"""Where ufuncs are looked for, if they are loaded."""
 _functions: "WeakValueDictionary[tuple[str, str, int], NamedFunction]" = WeakValueDictionary()
 """Functions in use, by name and number."""
 _last = 0
@@ -51,6 +53,10 @@ def keep_function(function: Callable[..., Any]) -> NamedFunction:
     kind = type(function)
     module = str(getattr(function, "__module__", None) or kind.__module__)
     qualname = str(getattr(function, "__qualname__", None) or kind.__qualname__)
+    if kind.__name__ == "ufunc":  # which have a name, and do not say where it can be imported
+        qualname = str(function.__name__)
+        homes = [home for home in _UFUNC_HOMES if getattr(sys.modules.get(home), qualname, None) is function]
+        module = homes[0] if homes else module
     with _lock:
         for named in list(_functions.values()):
             if named.function == function:

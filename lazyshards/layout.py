@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeAlias, overload
 import numpy as np
 import numpy.typing as npt
 
+from lazyshards.elementwise import Elementwise
 from lazyshards.errors import UnsupportedDtypeError
 from lazyshards.functions import NamedFunction
 from lazyshards.selection import Cell, Rows
@@ -129,10 +130,10 @@ _ENCODING = ("utf-8", "surrogateescape")
 class Mapped(NamedTuple):
     """A function that makes rows out of rows, and what the layout was without it."""
 
-    function: NamedFunction
+    function: NamedFunction | Elementwise
     """Takes a block of rows and returns as many, of the layout's dtype and row shape (before a later cast)."""
     cell: Cell
-    """The basic index on each row that the function is given."""
+    """The basic index on each row that the function is given; work on elements is given less if less is wanted."""
     row_shape: tuple[int, ...]
     """Shape of a row before the cell is applied."""
     dtype: np.dtype[np.generic]
@@ -248,6 +249,8 @@ class Layout:
     """Functions that each row goes through, in order; ``row_shape`` and ``dtype`` are those after the last."""
     identity: str = ""
     """What the fingerprint has in place of the names, where they have no root in common."""
+    note: str = ""
+    """Where the rows were put, for people; empty if nowhere else than they came from."""
 
     @classmethod
     def from_shards(
@@ -336,6 +339,8 @@ class Layout:
             digest.update(repr((casts, self.options)).encode())
         for step in self.maps:
             digest.update(repr((step.function, step.cell, step.row_shape, _dtype_text(step.dtype))).encode())
+            if isinstance(step.function, Elementwise):
+                digest.update(step.function.root.digest)
         return digest.hexdigest()
 
     def path(self, shard: int) -> str:
@@ -383,13 +388,17 @@ class Layout:
         return replace(self, dtype=dtype, stored=self.dtype if self.stored is None else self.stored, steps=steps)
 
     def map(
-        self, function: NamedFunction, cell: Cell, dtype: np.dtype[np.generic], row_shape: tuple[int, ...]
+        self,
+        function: NamedFunction | Elementwise,
+        cell: Cell,
+        dtype: np.dtype[np.generic],
+        row_shape: tuple[int, ...],
     ) -> "Layout":
         """Return the layout whose rows are what a function makes of these.
 
         Parameters
         ----------
-        function : NamedFunction
+        function : NamedFunction or Elementwise
         cell : tuple
             The basic index on each row that it is given.
         dtype : dtype
@@ -521,31 +530,28 @@ class Layout:
     def _pick(self, which: slice | npt.NDArray[np.int64]) -> "Layout":
         """Return the layout of some of the shards, in order."""
         if isinstance(which, slice):
-            names, numbers = self.names[which], range(len(self))[which]
-            start = int(self.ends[numbers[0] - 1]) if numbers and numbers[0] else 0
-            ends = self.ends[which] - start
+            numbers: Sequence[int] = range(len(self))[which]
+            names, ends = self.names[which], self.ends[which]
+            if numbers and numbers[0]:
+                ends = ends - self.ends[numbers[0] - 1]
         else:
-            names, numbers = tuple([self.names[i] for i in which.tolist()]), which.tolist()
-            ends = np.cumsum(self.ends[which] - self._starts(which))
-        return Layout(
-            self.format,
-            self.storage,
-            self.row_shape,
-            self.dtype,
-            self.root,
-            names,
-            ends,
-            self.stamps[which],
-            self.offsets[which],
-            {i: self.sources[n] for i, n in enumerate(numbers) if n in self.sources} if self.sources else {},
-            {i: self.dtypes[n] for i, n in enumerate(numbers) if n in self.dtypes} if self.dtypes else {},
-            tuple([self.etags[n] for n in numbers]) if self.etags is not None else None,
-            self.stored,
-            self.steps,
-            self.options,
-            maps=self.maps,
-            identity=self.identity,
-        )
+            numbers = which.tolist()
+            names, ends = tuple([self.names[i] for i in numbers]), np.cumsum(self.ends[which] - self._starts(which))
+        # Every slice of every dataset comes by here, and dataclasses.replace would take most of its time.
+        picked = object.__new__(Layout)
+        fields = picked.__dict__
+        fields.update(self.__dict__)
+        fields.pop("fingerprint", None)
+        fields["names"], fields["ends"] = names, ends
+        fields["stamps"], fields["offsets"] = self.stamps[which], self.offsets[which]
+        if self.sources:
+            fields["sources"] = {i: self.sources[n] for i, n in enumerate(numbers) if n in self.sources}
+        if self.dtypes:
+            fields["dtypes"] = {i: self.dtypes[n] for i, n in enumerate(numbers) if n in self.dtypes}
+        if self.etags is not None:
+            fields["etags"] = tuple([self.etags[n] for n in numbers])
+        fields["manifest"] = ""
+        return picked
 
     def _starts(self, which: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the rows before some of the shards."""

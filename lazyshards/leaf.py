@@ -5,13 +5,17 @@ from typing import TypeGuard
 import numpy as np
 import numpy.typing as npt
 
-from lazyshards.access import Access, Index, accesses, is_gathered, mapped_rows
+from lazyshards.access import Access, Index, accesses, is_gathered, is_kept, kept_rows, mapped_rows, wanted_map
+from lazyshards.elementwise import Elementwise
 from lazyshards.errors import LazyShardsError, MapError, ShardReadError
-from lazyshards.formats import find_format
-from lazyshards.layout import Decoded, Extents, Layout, Packed, Planes, Shard
-from lazyshards.selection import Cell, Rows, cell_index, is_whole
+from lazyshards.formats import Format, find_format
+from lazyshards.functions import NamedFunction
+from lazyshards.layout import Decoded, Extents, Layout, Mapped, Packed, Planes, Shard
+from lazyshards.recording import fetch, gathering, measured, stage
+from lazyshards.selection import Cell, Rows, as_slice, cell_index, is_whole
 from lazyshards.storage.base import Part
 from lazyshards.storage.gather import gather_into
+from lazyshards.storage.memory import MemoryStorage
 
 __all__ = ["fill"]
 
@@ -44,9 +48,12 @@ def fill(out: npt.NDArray[np.generic], rows: Rows, layout: Layout, cell: Cell) -
     if layout.maps:
         _fill_mapped(out, rows, layout, cell)
         return
+    if is_kept(layout):
+        _fill_kept(out, rows, layout, cell)
+        return
     contiguous = out.flags.c_contiguous
     if contiguous and _lies_packed(rows, layout, cell):
-        layout.storage.fetch_into(_packed_parts(out, rows, layout))
+        fetch(layout.storage, _packed_parts(out, rows, layout))
         return
     if contiguous and is_gathered(rows, layout, cell) and _gather(out, rows, layout):
         return
@@ -103,7 +110,8 @@ def _gather(out: npt.NDArray[np.generic], rows: npt.NDArray[np.int64], layout: L
         layout, moved = layout.narrow(rows)
         assert isinstance(moved, np.ndarray)
         rows = moved
-    return gather_into(out, rows, layout.root, layout.names, layout.stamps, layout.ends, layout.offsets)
+    with gathering(layout, rows):
+        return gather_into(out, rows, layout.root, layout.names, layout.stamps, layout.ends, layout.offsets)
 
 
 class _Queue:
@@ -135,7 +143,7 @@ class _Queue:
     def flush(self) -> None:
         """Read what is queued and put what was staged in its place."""
         if self._parts:
-            self._storage.fetch_into(self._parts)
+            fetch(self._storage, self._parts)
         for block, access in self._staged:
             _place(self._out, access, block, self._layout)
         self._parts, self._staged, self._nbytes = [], [], 0
@@ -152,9 +160,10 @@ def _cast_into(
     """Write elements to their place, through the casts of the layout."""
     stored = wanted.dtype
     try:
-        for step in layout.steps:
-            wanted = wanted.astype(step)
-        out[target] = wanted
+        with stage("convert", wanted.nbytes):
+            for step in layout.steps:
+                wanted = wanted.astype(step)
+            out[target] = wanted
     except (ValueError, TypeError, OverflowError) as exc:  # text that is no number, say
         raise ShardReadError(
             f"{path!r} holds a value that cannot be cast from {stored} to {layout.dtype}: {exc}"
@@ -174,11 +183,12 @@ def _fill_planes(
     start, stop = access.block.start, access.block.stop
     scratch = np.empty((offsets.size, stop - start), shard.dtype)
     itemsize = shard.dtype.itemsize
-    layout.storage.fetch_into(
+    fetch(
+        layout.storage,
         [
             Part(access.path, shard.stamp, offset + start * itemsize, _bytes_of(scratch[i]))
             for i, offset in enumerate(offsets.ravel().tolist())
-        ]
+        ],
     )
     columns = scratch.reshape(*offsets.shape, stop - start)
     _place(out, access, np.moveaxis(columns, -1, 0), layout)
@@ -190,33 +200,82 @@ def _fill_decoded(out: npt.NDArray[np.generic], access: Access, shard: Shard, la
     reader = find_format(shard.source.format or layout.format)
     start = access.block.start
     if access.source is None:
-        reader.read_into(shard, start, out[access.target], cell, layout.storage)
+        _decode(reader, shard, start, out[access.target], cell, layout)
         return
     scratch = np.empty(access.shape, shard.dtype.newbyteorder("="))
-    reader.read_into(shard, start, scratch, cell, layout.storage)
+    _decode(reader, shard, start, scratch, cell, layout)
     _place(out, access, scratch, layout)
+
+
+def _decode(reader: Format, shard: Shard, start: int, out: npt.NDArray[np.generic], cell: Cell, layout: Layout) -> None:
+    with stage("decode", out.nbytes):
+        reader.read_into(shard, start, out, cell, measured(layout.storage))
+
+
+def _fill_kept(out: npt.NDArray[np.generic], rows: Rows, layout: Layout, cell: Cell) -> None:
+    """Copy rows that are kept in memory, each byte once."""
+    assert isinstance(layout.storage, MemoryStorage)
+    wanted = layout.storage.array[(slice(None), *cell_index(cell))]
+    path = layout.path(0)
+    if isinstance(rows, range):
+        _cast_into(out, (slice(None),), wanted[as_slice(rows)], layout, path)
+        return
+    if layout.stored is None and out.flags.c_contiguous and wanted.flags.c_contiguous:
+        np.take(wanted, rows, axis=0, out=out, mode="clip")  # they are within it; "raise" would go by way of a copy
+        return
+    for done, piece in kept_rows(rows, layout, cell):
+        _cast_into(out, (slice(done, done + len(piece)),), wanted[piece], layout, path)
 
 
 def _fill_mapped(out: npt.NDArray[np.generic], rows: Rows, layout: Layout, cell: Cell) -> None:
     """Fill ``out`` with what the last function of the layout makes of its rows, in bounded blocks."""
-    below, step = layout.below, layout.maps[-1]
+    below, step = layout.below, wanted_map(layout, cell)
+    function = step.function
     given = tuple([len(axis) for axis in step.cell if type(axis) is range])
+    if isinstance(function, Elementwise):
+        _fill_worked(out, rows, layout, step, function)
+        return
     index = (slice(None), *cell_index(cell))
     done = 0
-    for piece in mapped_rows(rows, layout):
+    for piece in mapped_rows(rows, layout, step):
         block = np.empty((len(piece), *given), step.dtype)
         fill(block, piece, below, step.cell)
-        made = _call(block, piece, layout)
+        made = _call(block, piece, layout, function)
         _cast_into(out, (slice(done, done + len(piece)),), made[index], layout, _place_of(piece, layout))
         done += len(piece)
 
 
-def _call(block: npt.NDArray[np.generic], rows: Rows, layout: Layout) -> npt.NDArray[np.generic]:
+def _fill_worked(out: npt.NDArray[np.generic], rows: Rows, layout: Layout, step: Mapped, work: Elementwise) -> None:
+    """Fill ``out`` with what is done to the elements of its rows, in blocks that stay in the cache."""
+    below = layout.below
+    given = tuple([len(axis) for axis in step.cell if type(axis) is range])
+    if layout.stored is not None:
+        work = work.cast(*layout.steps, layout.dtype)
+    room: npt.NDArray[np.generic] | None = None
+    done = 0
+    for piece in mapped_rows(rows, layout, step):
+        if room is None:  # the first piece is the longest
+            room = np.empty((len(piece), *given), step.dtype)
+        block = room[: len(piece)]
+        fill(block, piece, below, step.cell)
+        try:
+            with stage("map", block.nbytes):
+                work.run(block, out[done : done + len(piece)], step.cell)
+        except (ValueError, TypeError, OverflowError, FloatingPointError) as exc:
+            raise MapError(
+                f"{work} raised {type(exc).__name__} for {len(piece):,} rows, {_place_of(piece, layout)}: {exc}"
+            ) from exc
+        done += len(piece)
+
+
+def _call(
+    block: npt.NDArray[np.generic], rows: Rows, layout: Layout, function: NamedFunction
+) -> npt.NDArray[np.generic]:
     """Return what the last function of the layout makes of a block, if it is what was promised."""
-    function = layout.maps[-1].function
     try:
-        returned = function.function(block)
-        made = np.asarray(returned)
+        with stage("map", block.nbytes):
+            returned = function.function(block)
+            made = np.asarray(returned)
     except LazyShardsError:
         raise
     except Exception as exc:

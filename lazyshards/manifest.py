@@ -24,6 +24,7 @@ from lazyshards.storage.base import Stamp, Storage
 
 __all__ = [
     "NAME",
+    "UNFINISHED",
     "Differences",
     "Manifest",
     "compare",
@@ -37,6 +38,8 @@ __all__ = [
 
 NAME = "_lazyshards.arrow"
 """Name of the file, which a scan of the directory leaves out."""
+UNFINISHED = "_lazyshards.unfinished"
+"""Name of the file that is there while a dataset is written to where directories cannot change places."""
 _VERSION = 1
 _KEY = b"lazyshards"
 _MAGIC = b"ARROW1"

@@ -11,7 +11,8 @@ from typing import Unpack
 import numpy as np
 import numpy.typing as npt
 
-from lazyshards.batches import Batches, BatchOptions, Source
+from lazyshards.ahead import Source
+from lazyshards.batches import Batches, BatchOptions
 from lazyshards.dataset import ShardedDataset, open_shards
 from lazyshards.joined import concat
 from lazyshards.samplers import Order, Shuffle

@@ -7,10 +7,13 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from lazyshards import display
 from lazyshards.access import count_reads
 from lazyshards.errors import CapacityError
 from lazyshards.layout import Layout
 from lazyshards.selection import Cell, Rows, Selection
+from lazyshards.stages import stages_of, stored_nbytes
+from lazyshards.tiling import align_tile_rows
 
 __all__ = ["Capacity", "ReadPlan", "compile_plan"]
 
@@ -94,14 +97,15 @@ class ReadPlan:
         return sum(1 for _ in self.layout.segments(self.rows))
 
     @cached_property
-    def _tile_reads(self) -> list[tuple[int, int, int]]:
+    def tile_reads(self) -> list[tuple[int, int, int]]:
+        """Requests, bytes read and scratch bytes of each tile."""
         return [count_reads(self.rows[tile], self.layout, self.cell) for tile in self.tiles]
 
     @cached_property
     def _reads(self) -> tuple[int, int, int]:
-        if not self._tile_reads:
+        if not self.tile_reads:
             return 0, 0, 0
-        requests, nbytes, scratch = zip(*self._tile_reads, strict=True)
+        requests, nbytes, scratch = zip(*self.tile_reads, strict=True)
         return sum(requests), sum(nbytes), max(scratch)
 
     @property
@@ -115,6 +119,43 @@ class ReadPlan:
         return self._reads[1]
 
     @property
+    def read_amplification(self) -> float:
+        """Bytes read for each byte wanted, as stored: 1 if nothing is read that is not wanted.
+
+        Below 1 where a row that is wanted twice is read once.
+        """
+        wanted = stored_nbytes(self.rows, self.layout, self.cell)
+        return self.bytes_read / wanted if wanted else 1.0
+
+    @property
+    def stages(self) -> list[tuple[str, str]]:
+        """What a leaf does to fill a tile, in order: the name of each stage, and what it is."""
+        return stages_of(self.rows, self.layout, self.cell) if self.tile_count else []
+
+    def to_svg(self) -> str:
+        """Return a picture: for each tile the rows that it takes of the shards, and the bytes and requests it reads.
+
+        Of many tiles or shards, several are drawn as one. All reads are counted for it, as for :attr:`requests`.
+
+        Returns
+        -------
+        str
+            An SVG document, 720 pixels wide, that reads on light and on dark.
+
+        Examples
+        --------
+        >>> import numpy as np, lazyshards
+        >>> np.save("shard_0.npy", np.zeros((100, 4)))
+        >>> plan = lazyshards.open_shards("shard_0.npy", engine="numpy")[10:90].plan()
+        >>> plan.to_svg()[:4]
+        '<svg'
+        """
+        return display.plan_svg(self, color="#767676")
+
+    def _repr_html_(self) -> str:
+        return display.plan_html(self)
+
+    @property
     def scratch_nbytes(self) -> int:
         """Most bytes that one leaf needs besides its tile."""
         return self._reads[2]
@@ -124,8 +165,8 @@ class ReadPlan:
 
         Legate deals them so, over the ranks and within each; a rank's share is the sum over its processors.
         """
-        tiles = len(self._tile_reads)
-        counts = np.array(self._tile_reads, np.int64).reshape(tiles, 3)
+        tiles = len(self.tile_reads)
+        counts = np.array(self.tile_reads, np.int64).reshape(tiles, 3)
         holder = np.arange(tiles) * workers // max(1, tiles)
         nbytes, requests = np.zeros(workers, np.int64), np.zeros(workers, np.int64)
         np.add.at(nbytes, holder, counts[:, 1])
@@ -182,6 +223,9 @@ def compile_plan(
     else:
         tiles = capacity.workers * tiles_per_processor
     tile_rows = max(1, -(-count // tiles))
+    most = count
     if capacity.tile_nbytes is not None and row_nbytes:
-        tile_rows = max(1, min(tile_rows, capacity.tile_nbytes // row_nbytes))
+        most = max(1, capacity.tile_nbytes // row_nbytes)
+        tile_rows = min(tile_rows, most)
+    tile_rows = align_tile_rows(rows, narrowed, tile_rows, most)
     return ReadPlan(narrowed, rows, selection.cell, cell_shape, tile_rows)

@@ -1,34 +1,28 @@
 """Write any array, dataset or stream of arrays as shards: in bounded memory, all or nothing, resumed if cut off.
 
-Everything is written into a directory beside the wanted one, which takes its place in one step when it is complete.
+On this machine everything is written into a directory beside the wanted one, which takes its place in one step when it
+is complete; elsewhere, shard by shard, behind a file that says that it is not.
 """
 
-import contextlib
-import ctypes
-import errno
-import fcntl
-import json
 import os
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
+from functools import partial
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from lazyshards import catalog, manifest
-from lazyshards.dataset import ShardedDataset
 from lazyshards.details import descr_of
 from lazyshards.errors import LayoutError
-from lazyshards.formats import find_format, format_names, format_of_name
-from lazyshards.hashing import best_algorithm, new_hasher
+from lazyshards.hashing import new_hasher
 from lazyshards.layout import native_dtype
-from lazyshards.manifest import sync_directory, write_atomically
 from lazyshards.progress import progress_bar
 from lazyshards.writers import suffix_of, writer_of
+from lazyshards.writers.local_work import local_work, remove
+from lazyshards.writers.shared import is_array, is_dataset, write_once
+from lazyshards.writers.work import bytes_of
 
 __all__ = ["write_shards"]
 
@@ -36,8 +30,6 @@ _SHARD_NBYTES = 256 << 20
 """Bytes of a shard where nothing is said."""
 _BLOCK_NBYTES = 16 << 20
 """Bytes of rows that are held at a time."""
-_STATE = "state.json"
-_DATA = "data"
 
 
 def write_shards(
@@ -49,6 +41,7 @@ def write_shards(
     nbytes_per_shard: int | None = None,
     overwrite: bool = False,
     progress: bool = False,
+    storage_options: Mapping[str, object] | None = None,
     **options: object,
 ) -> list[str]:
     """Write rows as shards of equal length into a directory, in bounded memory, and return their paths.
@@ -59,13 +52,17 @@ def write_shards(
     of its content with the source's: shards of the same rows are not written again. (A dataset whose files did not
     change need not be read for that. An iterator starts anew.)
 
+    On several ranks of Legate all must call it, and rank 0 writes: see :doc:`/how_to/run_on_many_ranks`.
+
     Parameters
     ----------
     source : array, ShardedDataset, or iterable of arrays
         Anything with a shape and a dtype that is sliced into arrays: of NumPy, cuPyNumeric, CuPy, h5py, Zarr, a
         dataset. Or arrays of any length, one after the other, whose rows have one shape and dtype.
     path : str or path
-        A directory of this machine.
+        A directory, or the URL of one, such as ``s3://bucket/set``. There each shard is written on this machine first,
+        in the directory for temporary files, and uploaded; until the last one is there nobody can open the directory,
+        and what ``overwrite`` replaces is gone from the beginning.
     format : {"npy", "raw", "hdf5", "parquet", "arrow", "zarr"}
     rows_per_shard : int, optional
         Rows of each shard; the last may hold fewer.
@@ -75,6 +72,8 @@ def write_shards(
         Whether a dataset that is at ``path`` is replaced. A directory that holds other things than shards never is.
     progress : bool
         Show a progress bar; needs tqdm.
+    storage_options : mapping, optional
+        Options for fsspec, for a URL.
     **options
         Of the format. ``hdf5``: ``dataset="data"``, ``compression=None``. ``parquet``: ``compression="zstd"``.
         ``arrow``: ``compression=None``.
@@ -104,12 +103,34 @@ def write_shards(
     >>> lazyshards.open_shards("five", engine="numpy")[1:4].compute().tolist()
     [[2, 3], [4, 5], [6, 7]]
     """
+    given = {
+        "format": format,
+        "rows_per_shard": rows_per_shard,
+        "nbytes_per_shard": nbytes_per_shard,
+        "overwrite": overwrite,
+        "progress": progress,
+        "storage_options": storage_options,
+    }
+    return write_once(lambda taken: _write(taken, path, **given, **options), source, what=f"writing {path!r:.200}")
+
+
+def _write(
+    source: object,
+    path: str | os.PathLike[str],
+    *,
+    format: str,
+    rows_per_shard: int | None,
+    nbytes_per_shard: int | None,
+    overwrite: bool,
+    progress: bool,
+    storage_options: Mapping[str, object] | None,
+    **options: object,
+) -> list[str]:
     place = _place(path)
     make, suffix = writer_of(format), suffix_of(format)
     stream = _stream(source)
     row_nbytes = max(1, prod(stream.row_shape) * stream.dtype.itemsize)
     per_shard = _rows_per_shard(rows_per_shard, nbytes_per_shard, row_nbytes)
-    _check_place(place, overwrite)
     for name in ("rows", "nbytes", "dtype", "row_shape"):
         if name in options:
             raise TypeError(f"{name}= is not an option: the sizes are rows_per_shard= and nbytes_per_shard=")
@@ -121,37 +142,40 @@ def write_shards(
         "rows_per_shard": per_shard,
         "options": {name: repr(value) for name, value in sorted(options.items())},
     }
-    with _workspace(place, wanted, stream.mark) as work, progress_bar(stream.rows, "writing", shown=progress) as bar:
+    if "://" not in place:
+        if storage_options:
+            raise ValueError(f"storage_options are for URLs, but {place!r} is a path of this machine")
+        opened = local_work(place, wanted, stream.mark, overwrite=overwrite)
+    else:
+        from lazyshards.writers.remote_work import remote_work
+
+        opened = remote_work(place, storage_options, wanted, stream.mark, overwrite=overwrite)
+    with opened as work, progress_bar(stream.rows, "writing", shown=progress) as bar:
         names: list[str] = []
         number = 0
         while True:
             name = f"shard_{number:05d}{suffix}"
-            target = os.path.join(work.data, name)
             start = number * per_shard
             expected = per_shard if stream.rows is None else min(per_shard, stream.rows - start)
             if stream.rows is not None and number and expected <= 0:
                 break
             step = max(1, _BLOCK_NBYTES // row_nbytes)
-            if not work.holds(number, target, stream, range(start, start + expected, step)):
-                blocks = stream.blocks(range(start, start + expected, step))
-                count, digest = _write_shard(make, target, blocks, stream, expected, options, work.algorithm)
+            blocks = partial(stream.blocks, range(start, start + expected, step))
+            if not work.holds(number, name, None if stream.rows is None else blocks):
+                target = os.path.join(work.folder, name)
+                count, digest = _write_shard(make, target, blocks(), stream, expected, options, work.algorithm)
                 if not count and number:  # an iterator that ended with the shard before
                     break
-                work.add(number, target, count, digest)
+                work.add(number, name, count, digest)
             names.append(name)
             bar.update(work.shards[number].rows)
             number += 1
             if work.shards[number - 1].rows < per_shard:
                 break
-        work.drop_after(names)
         written = sum([shard.rows for shard in work.shards[: len(names)]])
         if stream.rows not in {None, written}:
             raise LayoutError(f"the source gave {written:,} rows, expected {stream.rows:,} as its shape says")
-        _index(work.data, format, written)
-        sync_directory(work.data)
-        work.forget()
-        _put(work.data, place, overwrite)
-    return [os.path.join(place, name) for name in names]
+        return work.finish(names, format, written)
 
 
 # What is written -------------------------------------------------------------------------------------------------
@@ -227,7 +251,7 @@ def _as_rows(array: Any, number: int) -> npt.NDArray[np.generic]:
 
 def _stream(source: Any) -> _Stream:
     """Return the rows that a source holds."""
-    if hasattr(source, "shape") and hasattr(source, "dtype") and hasattr(source, "__getitem__"):
+    if is_array(source):
         shape = tuple(map(int, source.shape))
         if not shape:
             raise ValueError("the source has no row axis: expected an array of one axis at least")
@@ -245,9 +269,9 @@ def _stream(source: Any) -> _Stream:
     return _Stream(_Arrays(arrays, first), None, first.shape[1:], first.dtype, "")
 
 
-def _mark(source: object) -> str:
+def _mark(source: Any) -> str:
     """Return a digest of what a dataset selects and of the files that it reads."""
-    if not isinstance(source, ShardedDataset):
+    if not is_dataset(source):
         return ""
     hasher = new_hasher("blake2b")
     hasher.update(source.fingerprint.encode())
@@ -279,210 +303,27 @@ def _write_shard(
     """Write one shard under another name, then give it its own; return its rows and the digest of their bytes."""
     name = os.path.basename(target)
     partial = os.path.join(os.path.dirname(target), f".{name}.tmp{os.path.splitext(name)[1]}")
-    _remove(partial)
+    remove(partial)
     writer = make(partial, stream.dtype, stream.row_shape, rows, **options)
     hasher = new_hasher(algorithm)
     count = 0
     try:
         for block in blocks:
             writer.write(block)
-            hasher.update(_bytes_of(block))
+            hasher.update(bytes_of(block))
             count += len(block)
         writer.close()
     except BaseException:
         writer.abandon()
         raise
-    _remove(target)
+    remove(target)
     os.replace(partial, target)
     return count, hasher.digest().hex()
 
 
-def _bytes_of(block: npt.NDArray[np.generic]) -> memoryview | bytes:
-    return block.reshape(-1).view(np.uint8).data if block.size else b""
-
-
-# Where it is written ---------------------------------------------------------------------------------------------
-
-
-class _Written(NamedTuple):
-    """A shard that is finished."""
-
-    rows: int
-    digest: str
-    """Of its rows, as plain bytes."""
-    stamp: tuple[int, int, int]
-    """Size, time in ns and inode of the file."""
-
-
-class _Work:
-    """The directory in which a dataset grows, and what is known of the shards in it."""
-
-    def __init__(self, root: str, wanted: Mapping[str, object], mark: str) -> None:
-        self.data = os.path.join(root, _DATA)
-        self.algorithm = best_algorithm()
-        self.shards: list[_Written] = []
-        self._state = os.path.join(root, _STATE)
-        self._wanted = wanted
-        self._mark = mark
-        self._is_same = False
-        self._resume()
-
-    def _resume(self) -> None:
-        """Take over what an earlier call for the same rows and shards left; remove anything else."""
-        try:
-            with open(self._state, encoding="utf-8") as file:
-                state = json.load(file)
-            if state["wanted"] == json.loads(json.dumps(self._wanted)) and state["algorithm"] == self.algorithm:
-                self.shards = [_Written(rows, digest, tuple(stamp)) for rows, digest, stamp in state["shards"]]
-                self._is_same = bool(self._mark) and state["mark"] == self._mark
-        except (OSError, ValueError, KeyError, TypeError):
-            self.shards = []
-        if not self.shards:
-            _remove(self.data)
-        os.makedirs(self.data, exist_ok=True)
-
-    def holds(self, number: int, target: str, stream: _Stream, rows: range) -> bool:
-        """Return whether a shard is there already and holds these rows."""
-        if stream.rows is None or number >= len(self.shards) or self.shards[number].stamp != _stamp(target):
-            del self.shards[number:]
-            return False
-        if self._is_same:
-            return True
-        hasher = new_hasher(self.algorithm)
-        for block in stream.blocks(rows):
-            hasher.update(_bytes_of(block))
-        if hasher.digest().hex() == self.shards[number].digest:
-            return True
-        del self.shards[number:]
-        return False
-
-    def add(self, number: int, target: str, rows: int, digest: str) -> None:
-        """Note that a shard is finished."""
-        self.shards[number:] = [_Written(rows, digest, _stamp(target))]
-        state = {
-            "wanted": self._wanted,
-            "mark": self._mark,
-            "algorithm": self.algorithm,
-            "shards": [list(shard) for shard in self.shards],
-        }
-        write_atomically(self._state, json.dumps(state).encode())
-
-    def forget(self) -> None:
-        """Note that nothing is finished: from now on what is in the directory may be of another dataset."""
-        os.unlink(self._state)
-        sync_directory(os.path.dirname(self._state))
-
-    def drop_after(self, names: list[str]) -> None:
-        """Remove what does not belong to the dataset: shards of an earlier call, and unfinished ones."""
-        keep = {*names, "meta.json"}
-        for name in os.listdir(self.data):
-            if name not in keep:
-                _remove(os.path.join(self.data, name))
-
-
-def _stamp(path: str) -> tuple[int, int, int]:
-    try:
-        status = os.stat(path)
-    except FileNotFoundError:
-        return -1, 0, 0
-    return status.st_size, status.st_mtime_ns, status.st_ino
-
-
-@contextlib.contextmanager
-def _workspace(place: str, wanted: Mapping[str, object], mark: str) -> Iterator[_Work]:
-    """Open the directory beside the wanted one for this process alone; removed once the dataset is in its place."""
-    root = os.path.join(os.path.dirname(place), f".{os.path.basename(place)}.lazyshards")
-    while True:
-        os.makedirs(root, exist_ok=True)
-        fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(fd)
-            raise FileExistsError(errno.EEXIST, "another process is writing these shards", place) from None
-        with contextlib.suppress(FileNotFoundError):
-            if os.stat(root).st_ino == os.fstat(fd).st_ino:
-                break
-        os.close(fd)
-    try:
-        work = _Work(root, wanted, mark)
-        yield work
-        shutil.rmtree(root)
-    finally:
-        os.close(fd)
-
-
 def _place(path: str | os.PathLike[str]) -> str:
+    """Return the directory to write, absolute if it is one of this machine."""
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"{type(path).__name__} is not a path: the source comes first, then the directory to write")
-    text = os.fspath(path)
-    if "://" in text:
-        raise ValueError(f"{text!r} is a URL: shards are written to directories of this machine; copy them from there")
-    return os.path.abspath(os.path.expanduser(text))
-
-
-def _check_place(place: str, overwrite: bool) -> None:
-    """Raise unless a dataset may be put at a path."""
-    if not os.path.lexists(place):
-        os.makedirs(os.path.dirname(place), exist_ok=True)
-        return
-    if not os.path.isdir(place):
-        raise FileExistsError(errno.EEXIST, "it is a file; expected a directory, or nothing", place)
-    names = os.listdir(place)
-    if names and not overwrite:
-        raise FileExistsError(errno.EEXIST, "it holds files; pass overwrite=True to replace it", place)
-    for name in names:
-        known = format_of_name(name)
-        is_store = known is not None and known.directories
-        if known is None and name not in {manifest.NAME, "meta.json", "_SUCCESS"} and not name.startswith("."):
-            raise FileExistsError(errno.EEXIST, f"it holds {name!r}, no shard: it is not replaced", place)
-        if os.path.isdir(os.path.join(place, name)) and not is_store:
-            raise FileExistsError(errno.EEXIST, f"it holds the directory {name!r}: it is not replaced", place)
-
-
-def _put(data: str, place: str, overwrite: bool) -> None:
-    """Give a complete directory its name, in one step."""
-    try:
-        os.rename(data, place)  # over nothing, or an empty directory
-    except OSError as exc:
-        if exc.errno not in {errno.ENOTEMPTY, errno.EEXIST} or not overwrite:
-            raise
-        _check_place(place, overwrite)
-        _exchange(data, place)
-    sync_directory(os.path.dirname(place))
-
-
-_AT_FDCWD = -100
-_RENAME_EXCHANGE = 2
-
-
-def _exchange(data: str, place: str) -> None:
-    """Let two directories change places, in one step where the system can."""
-    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if rename is not None and not rename(
-        _AT_FDCWD, os.fsencode(data), _AT_FDCWD, os.fsencode(place), ctypes.c_uint(_RENAME_EXCHANGE)
-    ):
-        return
-    old = f"{data}.old"
-    _remove(old)
-    os.rename(place, old)
-    os.rename(data, place)
-
-
-def _remove(path: str) -> None:
-    if os.path.isdir(path) and not os.path.islink(path):
-        shutil.rmtree(path)
-    else:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
-
-
-def _index(data: str, format: str, rows: int) -> None:
-    """Open what was written, see that all rows are there, and write its manifest."""
-    if format not in format_names():
-        return
-    layout = catalog.scan(data, format=format, manifest="ignore")
-    if layout.rows != rows:
-        raise LayoutError(f"{layout.rows:,} rows are in the shards that were written, expected {rows:,}")
-    if find_spec("pyarrow") is not None and not find_format(format).directories:
-        manifest.save(layout, folder=data + "/")
+    text = os.fspath(path).removeprefix("file://")
+    return text if "://" in text else os.path.abspath(os.path.expanduser(text))

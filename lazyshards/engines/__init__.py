@@ -22,6 +22,7 @@ __all__ = [
     "draw_seed",
     "engine_names",
     "find_engine",
+    "running_engine",
     "set_engine",
     "wanted_engine",
 ]
@@ -100,6 +101,11 @@ def find_engine(name: str) -> Engine:
         engine = CupyEngine()
     with _lock:
         return _engines.setdefault(name, engine)
+
+
+def running_engine(name: str) -> Engine | None:
+    """Return the engine of that name if it was brought up already; starts nothing."""
+    return _engines.get(name)
 
 
 def auto_engine() -> tuple[str, str]:

@@ -11,6 +11,7 @@ from lazyshards.engines.dtypes import why_not_cupy
 from lazyshards.errors import EngineError
 from lazyshards.plan import Capacity, ReadPlan
 from lazyshards.progress import Progress
+from lazyshards.recording import carried, stage
 
 __all__ = ["CupyEngine"]
 
@@ -37,7 +38,8 @@ class CupyEngine:
     def execute(self, plan: ReadPlan, *, out: Any = None, progress: Progress | None = None) -> Any:
         """Run the plan's tiles one after the other and return the cupy.ndarray."""
         if out is None:
-            out = staging.empty(plan.shape, plan.dtype)
+            with stage("allocate", plan.nbytes):
+                out = staging.empty(plan.shape, plan.dtype)
         elif not staging.is_device_array(out) or out.shape != plan.shape or out.dtype != plan.dtype:
             raise EngineError(
                 f"out must be a cupy.ndarray of shape {plan.shape} and dtype {plan.dtype}, found {type(out).__name__} "
@@ -46,7 +48,7 @@ class CupyEngine:
         elif overlaps((*out.shape, out.dtype.itemsize), (*out.strides, 1)):
             raise EngineError(f"out has strides {out.strides}, so that elements overlap; expected memory for each")
         for tile in plan.tiles:
-            staging.fill_device(out[tile], plan.rows[tile], plan.layout, plan.cell)
+            carried(staging.fill_device)(out[tile], plan.rows[tile], plan.layout, plan.cell)
             if progress is not None:
                 progress(tile.stop - tile.start)
         return out

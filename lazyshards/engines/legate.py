@@ -13,10 +13,13 @@ import functools
 import gc
 import os
 import pickle
+import platform
 import sys
 import threading
+import warnings
 import weakref
 import zlib
+from collections.abc import Iterator, Sequence
 from queue import SimpleQueue
 from typing import Any
 
@@ -28,12 +31,14 @@ from lazyshards.engines.collector import collect_if_due, collector_off
 from lazyshards.engines.dtypes import why_not_legate
 from lazyshards.engines.ledger import Ledger, find_pool
 from lazyshards.engines.threads import PendingArray, ThreadEngine
-from lazyshards.errors import EngineError
+from lazyshards.errors import EngineError, ShardChangedWarning
 from lazyshards.layout import Layout
 from lazyshards.leaf import fill
 from lazyshards.plan import SMALL_NBYTES, Capacity, ReadPlan
 from lazyshards.progress import Progress
+from lazyshards.recording import Recorder, carried, recording, stage
 from lazyshards.selection import Cell, Rows
+from lazyshards.storage.changes import warnings_kept
 
 _started = bringup.start()
 
@@ -41,6 +46,8 @@ _started = bringup.start()
 import cupynumeric  # noqa: E402
 import legate.core.types as legate_types  # noqa: E402
 from legate.core import (  # noqa: E402
+    Field,
+    LogicalArray,
     TaskContext,
     TaskTarget,
     VariantCode,
@@ -64,6 +71,8 @@ _ROWS_NBYTES = 1 << 20
 _OK, _FAILED = 1, 2
 _ADDRESS = slice(1, 9)
 """Bytes of a status row that tell, on success, where the tile lies in memory."""
+_WARNING = 9
+"""First byte of a status row that tells, on success, of shards that changed; null if none did."""
 _USABLE = 0.9
 """Fraction of the largest free piece of the pool that a result may take; the rest is for the user's temporaries."""
 _USABLE_BLIND = 0.6
@@ -75,6 +84,8 @@ _TILES_AT_ONCE = 3
 _threads = ThreadEngine()
 _followed: dict[str, SimpleQueue[int]] = {}
 """Launches that somebody watches, by their plan: the leaves put the rows of each tile that is done, or has failed."""
+_recorders: dict[str, Recorder] = {}
+"""What records the leaves of launches, where somebody asked for it, by their plan."""
 
 
 class LegateEngine:
@@ -108,10 +119,12 @@ class LegateEngine:
         ledger = self._ledger
         if ledger is None:
             return Capacity(_worker_count())
-        usable = _USABLE if ledger.is_placed or not ledger.live_nbytes else _USABLE_BLIND
-        if nbytes > usable * ledger.largest_gap():
+        free = _free_nbytes(ledger)
+        if nbytes > free:
+            # Then what fits depends on what can be reached, and not on when each rank's collector ran last.
             gc.collect()
-        return Capacity(_worker_count(), result_nbytes=int(usable * ledger.largest_gap()))
+            free = _free_nbytes(ledger)
+        return Capacity(_worker_count(), result_nbytes=free)
 
     def execute(self, plan: ReadPlan, *, out: Any = None, progress: Progress | None = None) -> Any:
         """Run the plan in one launch, wait for its tiles, and return the cuPyNumeric array."""
@@ -130,12 +143,15 @@ class LegateEngine:
                 buffer = buffer[0]  # one row, whose own axes are as many as Legate holds
             return cupynumeric.asarray(buffer)
         if progress is None or _started.node_count > 1:  # other ranks' tiles cannot be followed from here
-            with collector_off():
-                return self._launch(plan, out).result()
+            with collector_off(), _leaves_recorded(plan):
+                result = self._launch(plan, out).result()
+            if progress is not None:
+                progress(len(plan.rows))
+            return result
         text = _encode(plan)
         done = _followed[text] = SimpleQueue()
         try:
-            with collector_off():
+            with collector_off(), _leaves_recorded(plan):
                 launched = self._launch(plan, out)
                 for _ in range(plan.tile_count):
                     progress(done.get())
@@ -154,21 +170,24 @@ class LegateEngine:
             return _Handed(self, plan, _threads.begin(plan, may_block=may_block))
         return self._launch(plan, None, ahead=True)
 
-    def reading(self) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
         """Return what must be entered while leaves run: the cyclic collector may not drop Legate's arrays on theirs."""
         self._unchecked += 1
-        return collector_off()
+        with _threads.reading():
+            yield
 
     def _launch(self, plan: ReadPlan, out: Any, *, ahead: bool = False) -> "_Launched":
         result = out
         if out is None:
-            if ahead:
-                # Keeps launches from running far ahead of the freeing, and waits for none of those under way.
-                get_legate_runtime().issue_mapping_fence()
-            elif plan.nbytes > SMALL_NBYTES:
-                # What was dropped gives its memory back only once Legate has dealt with it.
-                get_legate_runtime().issue_execution_fence(block=True)
-            result = cupynumeric.empty(plan.shape, plan.dtype)
+            with stage("allocate", plan.nbytes):
+                if ahead:
+                    # Keeps launches from running far ahead of the freeing, and waits for none of those under way.
+                    get_legate_runtime().issue_mapping_fence()
+                elif plan.nbytes > SMALL_NBYTES:
+                    # What was dropped gives its memory back only once Legate has dealt with it.
+                    get_legate_runtime().issue_execution_fence(block=True)
+                result = cupynumeric.empty(plan.shape, plan.dtype)
         number = self._take(result, plan.nbytes) if out is None else None
         return _Launched(self, result, number, _launch(plan, as_logical_array(result).data))
 
@@ -182,7 +201,7 @@ class LegateEngine:
 
     def adopt(self, array: np.ndarray[Any, np.dtype[np.generic]]) -> Any:
         """Return a NumPy array that nobody else holds as a cuPyNumeric one."""
-        result = cupynumeric.asarray(array)
+        result = _attach(array)
         self._take(result, array.nbytes)
         return result
 
@@ -193,6 +212,33 @@ class LegateEngine:
         if not ledger.is_placed:
             ledger.place_pool(find_pool(address, ledger.nbytes))
         ledger.place(number, address)
+
+
+def _attach(array: np.ndarray[Any, np.dtype[np.generic]]) -> Any:
+    """Return an array as a cuPyNumeric one in the same memory; ``asarray`` would copy one that does not own it."""
+    if array.size < 2:
+        return cupynumeric.asarray(array)
+    kind = _legate_type(array.dtype)
+    return cupynumeric.asarray(_Attached(get_legate_runtime().create_store_from_buffer(kind, array.shape, array, False)))
+
+
+@functools.cache
+def _legate_type(dtype: np.dtype[np.generic]) -> Any:
+    """Return what Legate calls a dtype."""
+    return as_logical_array(cupynumeric.empty((1, 1), dtype)).type
+
+
+class _Attached:
+    """A store as cuPyNumeric takes it.
+
+    Parameters
+    ----------
+    store : LogicalStore
+    """
+
+    def __init__(self, store: Any) -> None:
+        array = LogicalArray.from_store(store)
+        self.__legate_data_interface__ = {"version": 1, "data": {Field("rows", array.type): array}}
 
 
 class _StatusTable:
@@ -287,6 +333,12 @@ def _on_gpu() -> bool:
     return bool(get_legate_runtime().get_machine().preferred_target == TaskTarget.GPU)
 
 
+def _free_nbytes(ledger: Ledger) -> int:
+    """Return the bytes that the next result may take."""
+    usable = _USABLE if ledger.is_placed or not ledger.live_nbytes else _USABLE_BLIND
+    return int(usable * ledger.largest_gap())
+
+
 def _worker_count() -> int:
     """Return the number of processors that run leaves, on all ranks."""
     machine = get_legate_runtime().get_machine()
@@ -318,7 +370,9 @@ def _is_read_here(plan: ReadPlan) -> bool:
 
 def _read_here(plan: ReadPlan) -> np.ndarray[Any, np.dtype[np.generic]]:
     buffer = np.empty(plan.shape, plan.dtype)
-    fill(buffer, plan.rows, plan.layout, plan.cell)
+    with warnings_kept() as changes:
+        carried(fill)(buffer, plan.rows, plan.layout, plan.cell)
+    _warn(changes)
     return buffer
 
 
@@ -346,6 +400,21 @@ def _launch(plan: ReadPlan, store: Any) -> _StatusTable:
     return status
 
 
+@contextlib.contextmanager
+def _leaves_recorded(plan: ReadPlan) -> Iterator[None]:
+    """Have the leaves of this process record what they do, if this thread is recorded."""
+    recorder = recording()
+    if recorder is None:
+        yield
+        return
+    text = _encode(plan)
+    _recorders[text] = recorder
+    try:
+        yield
+    finally:
+        del _recorders[text]
+
+
 def _gathers(plan: ReadPlan) -> bool:
     """Return whether the rows are an array that travels as a store, each tile's to its leaf, and not in the plan."""
     return isinstance(plan.rows, np.ndarray) and (_started.node_count == 1 or plan.rows.nbytes > _ROWS_NBYTES)
@@ -355,6 +424,8 @@ def _raise_failure(table: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
     """Raise the first tile's error, if any tile failed; the table is the same on every rank, and so is the error."""
     failed = np.flatnonzero(table[:, 0] != _OK)
     if not len(failed):
+        changed = table[table[:, _WARNING] != 0, _WARNING:]
+        _warn([line for row in changed for line in bytes(row).rstrip(b"\0").decode("utf-8", "replace").split("\n")])
         return
     name, _, text = bytes(table[failed[0], 1:]).rstrip(b"\0").decode("utf-8", "replace").partition("\n")
     if len(failed) > 1:
@@ -404,6 +475,7 @@ def _run_leaf(
     """Fill one tile and write how it went; nothing may escape, since that would abort the process."""
     on_gpu = ctx.get_variant_kind() == VariantCode.GPU
     message = b""
+    changes: list[str] = []
     address = count = 0
     try:
         layout, rows, cell, tile_rows = _decode(text)
@@ -414,35 +486,51 @@ def _run_leaf(
             start = ctx.task_index[0] * tile_rows
             tile = rows[start : start + tile_rows]
         count = len(tile)
-        if on_gpu:
-            from lazyshards.engines.staging import fill_device
+        recorder = _recorders.get(text)
+        with warnings_kept() as changes, recorder.leaf() if recorder else contextlib.nullcontext():
+            if on_gpu:
+                from lazyshards.engines.staging import fill_device
 
-            fill_device(out, tile, layout, cell, getattr(ctx, "task_stream", None))
-        else:
-            view = np.asarray(out)
-            address = view.ctypes.data
-            hugepages.advise(address, view.nbytes, view.nbytes * _TILES_AT_ONCE)
-            fill(view, tile, layout, cell)
+                fill_device(out, tile, layout, cell, getattr(ctx, "task_stream", None))
+            else:
+                view = np.asarray(out)
+                address = view.ctypes.data
+                hugepages.advise(address, view.nbytes, view.nbytes * _TILES_AT_ONCE)
+                fill(view, tile, layout, cell)
     except BaseException as exc:  # noqa: BLE001  # KeyboardInterrupt and SystemExit abort or vanish as well
-        message = _describe(exc)
-    _write_status(status, width, message, address, on_gpu)
+        message = _describe(exc, width)
+    _write_status(status, width, message or _success(address, changes), on_gpu, failed=bool(message))
     followed = _followed.get(text)
     if followed is not None:
         followed.put(count)
 
 
-def _describe(exc: BaseException) -> bytes:
-    """Return the class and text of an exception, in as many bytes as a status row holds."""
+def _warn(changes: Sequence[str]) -> None:
+    """Warn of shards that changed and were read all the same: one rank for all, each shard once."""
+    if ranks.is_first_rank():
+        for text in dict.fromkeys(changes):
+            warnings.warn(text, ShardChangedWarning, stacklevel=2)
+
+
+def _describe(exc: BaseException, width: int) -> bytes:
+    """Return the class and text of an exception and, of several ranks, which met it, as a status row can hold it."""
+    place = f" (met by rank {_started.node_id} on {platform.node()[:64]})" if _started.node_count > 1 else ""
+    most = width - 1 - len(place.encode())
     try:
-        return f"{type(exc).__name__}\n{exc}".encode("utf-8", "replace")[: _STATUS_NBYTES - 1] or b"?"
+        return f"{type(exc).__name__}\n{exc}".encode("utf-8", "replace")[:most] + place.encode()
     except BaseException:  # noqa: BLE001  # an exception that cannot be printed
-        return type(exc).__name__.encode()[: _STATUS_NBYTES - 1]
+        return type(exc).__name__.encode()[:most] + f"\n{place}".encode()
 
 
-def _write_status(status: OutputStore, width: int, message: bytes, address: int, on_gpu: bool) -> None:
+def _success(address: int, changes: Sequence[str]) -> bytes:
+    """Return where a tile lies in memory, and what is to be warned of."""
+    return address.to_bytes(8, sys.byteorder) + "\n".join(dict.fromkeys(changes)).encode("utf-8", "replace")
+
+
+def _write_status(status: OutputStore, width: int, message: bytes, on_gpu: bool, *, failed: bool) -> None:
     row = np.zeros((1, width), np.uint8)
-    row[0, 0] = _FAILED if message else _OK
-    text = message[: width - 1] or address.to_bytes(8, sys.byteorder)
+    row[0, 0] = _FAILED if failed else _OK
+    text = message[: width - 1]
     row[0, 1 : 1 + len(text)] = np.frombuffer(text, np.uint8)
     if on_gpu:
         from lazyshards.engines.staging import to_device

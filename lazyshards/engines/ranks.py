@@ -10,6 +10,7 @@ import faulthandler
 import functools
 import json
 import os
+import pickle
 import platform
 import sys
 import threading
@@ -17,10 +18,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from types import TracebackType
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from lazyshards.engines import bringup
-from lazyshards.errors import RankMismatchError
+from lazyshards.errors import EngineError, RankMismatchError
 from lazyshards.layout import Layout
 from lazyshards.plan import ReadPlan
 
@@ -30,17 +31,23 @@ __all__ = [
     "check_same",
     "describe_differences",
     "end_together",
+    "from_first",
     "gather",
     "is_first_rank",
     "is_shared",
     "layout_facts",
+    "node_count",
     "node_id",
+    "once",
     "plan_facts",
+    "rank_note",
     "together",
 ]
 
 T = TypeVar("T")
 
+Ask: TypeAlias = Callable[[object], None]
+"""Called by rank 0 with what it is about to do that every rank has to do with it."""
 Facts: TypeAlias = Mapping[str, object]
 """What must be the same on every rank, by the words that an error shall use for it."""
 
@@ -60,6 +67,12 @@ def node_id() -> int:
         return started.node_id
     text = os.environ.get(_RANK, "")
     return int(text) if text.isdigit() and not bringup.is_child_of_rank() else 0
+
+
+def node_count() -> int:
+    """Return how many ranks there are, as far as Legate was started."""
+    started = bringup.started()
+    return 1 if started is None else started.node_count
 
 
 def is_first_rank() -> bool:
@@ -87,6 +100,20 @@ def is_shared(engine: str) -> bool:
 # ------------------------------------------------------------------------------------------ settling
 
 
+def rank_note(engine: str) -> str:
+    """Return, for a person, of which rank numbers are that were taken on this one; empty if there is one only.
+
+    Parameters
+    ----------
+    engine : str
+        What it was that took the time.
+    """
+    started = bringup.started()
+    if not is_shared(engine) or started is None:
+        return ""
+    return f"the stages are those of rank {started.node_id} of {started.node_count}"
+
+
 def agree(value: int, engine: str) -> int:
     """Return rank 0's value, on every rank.
 
@@ -99,7 +126,87 @@ def agree(value: int, engine: str) -> int:
     """
     if not is_shared(engine):
         return value
-    return int.from_bytes(_exchange(value.to_bytes(8, "little", signed=True), 8)[0], "little", signed=True)
+    return int(from_first(value))
+
+
+def from_first(value: object) -> Any:
+    """Return what rank 0 gives, on every rank, which all must call it where there are several.
+
+    Parameters
+    ----------
+    value : object
+        Can be pickled; that of other ranks is not looked at. No file holds it: it goes from process to process.
+    """
+    end_together()
+    from lazyshards.engines.exchange import broadcast
+
+    message = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL) if is_first_rank() else b""
+    return pickle.loads(broadcast(message))  # noqa: S301  # from rank 0 of this very run
+
+
+def once(work: Callable[[Ask], T], engine: str, *, what: str, answer: Callable[[Any], object] | None = None) -> T:
+    """Return what ``work`` returns on rank 0, on every rank, or raise what it raised there; the others wait for it.
+
+    Parameters
+    ----------
+    work : callable
+        Does what must be done by one rank only, such as writing. It is given a function to be called, with anything
+        that can be pickled, before it does what all ranks must do, such as looking at a cuPyNumeric array.
+    engine : str
+        Where that is each process's own, every process works for itself.
+    what : str
+        What is done, for errors.
+    answer : callable, optional
+        Does, on the other ranks, what rank 0 said.
+
+    Raises
+    ------
+    Exception
+        What ``work`` raised.
+    RankMismatchError
+        If ``answer`` failed on another rank.
+    """
+    if not is_shared(engine):
+        return work(lambda _: None)
+    result: Any = None
+    error: Exception | None = None
+    if is_first_rank():
+        try:
+            result = work(lambda command: from_first(("ask", command)))
+        except Exception as exc:  # noqa: BLE001  # raised below, once the others know
+            error = exc
+        from_first(("end", result, _portable(error)))
+        if error is not None:
+            raise error
+    else:
+        wrong: Exception | None = None
+        while (told := from_first(None))[0] == "ask":
+            try:
+                assert answer is not None, "rank 0 asked, and nobody is there to answer"
+                answer(told[1])
+            except Exception as exc:  # noqa: BLE001  # rank 0 goes on and must not wait for ever
+                wrong = exc
+        _, result, error = told
+        if error is not None:
+            raise error
+        error = wrong
+    if answer is not None:
+        together(lambda: _raise(error), lambda _: {}, engine, what=what)
+    return result  # type: ignore[no-any-return]  # rank 0's own
+
+
+def _raise(error: Exception | None) -> None:
+    if error is not None:
+        raise error
+
+
+def _portable(error: Exception | None) -> Exception | None:
+    """Return an error as other ranks can raise it."""
+    try:
+        pickle.loads(pickle.dumps(error))  # noqa: S301  # as it comes back
+    except Exception:  # noqa: BLE001  # whatever it is that cannot be had back
+        return EngineError(f"rank 0 failed with {type(error).__name__}: {error}")
+    return error
 
 
 def check_same(what: str, facts: Facts) -> None:

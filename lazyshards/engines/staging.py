@@ -13,6 +13,7 @@ import numpy.typing as npt
 from lazyshards.errors import EngineUnavailableError
 from lazyshards.layout import Layout
 from lazyshards.leaf import fill
+from lazyshards.recording import stage as recorded
 from lazyshards.selection import Cell, Rows
 
 __all__ = [
@@ -72,15 +73,18 @@ def stage(
             which = turn % len(buffers)
             sent = pending[which]
             if sent is not None:
-                sent.synchronize()
+                with recorded("place"):
+                    sent.synchronize()
             piece = rows[start : start + count]
             block = buffers[which][: len(piece) * row_nbytes].view(dtype).reshape(len(piece), *row_shape)
             read(block, piece)
-            pending[which] = send(block, slice(start, start + len(piece)))
+            with recorded("place", block.nbytes):
+                pending[which] = send(block, slice(start, start + len(piece)))
     finally:
-        for sent in pending:
-            if sent is not None:
-                sent.synchronize()
+        with recorded("place"):
+            for sent in pending:
+                if sent is not None:
+                    sent.synchronize()
 
 
 def _cupy() -> Any:

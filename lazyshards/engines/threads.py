@@ -21,6 +21,7 @@ from lazyshards.errors import EngineError
 from lazyshards.leaf import fill
 from lazyshards.plan import Capacity, ReadPlan
 from lazyshards.progress import Progress
+from lazyshards.recording import carried, stage
 
 __all__ = ["PendingArray", "ThreadEngine", "allocate", "cpu_count"]
 
@@ -75,12 +76,13 @@ class ThreadEngine:
     ) -> npt.NDArray[np.generic]:
         """Run the plan on threads and return the array."""
         if out is None:
-            out = filled = allocate(plan.shape, plan.dtype)
+            with stage("allocate", plan.nbytes):
+                out = filled = allocate(plan.shape, plan.dtype)
         else:
             _check_out(out, plan)
             filled = out.view(np.ndarray)  # a matrix, say, keeps two axes whatever it is reshaped to
         if plan.tile_count <= 1:
-            fill(filled, plan.rows, plan.layout, plan.cell)
+            carried(fill)(filled, plan.rows, plan.layout, plan.cell)
             if progress is not None:
                 progress(len(plan.rows))
             return out
@@ -113,9 +115,9 @@ class ThreadEngine:
 
     @staticmethod
     def _submit(plan: ReadPlan, out: npt.NDArray[np.generic]) -> "PendingArray":
-        pool = _pool()
+        pool, leaf = _pool(), carried(fill)
         return PendingArray(
-            out, [pool.submit(fill, out[tile], plan.rows[tile], plan.layout, plan.cell) for tile in plan.tiles]
+            out, [pool.submit(leaf, out[tile], plan.rows[tile], plan.layout, plan.cell) for tile in plan.tiles]
         )
 
 

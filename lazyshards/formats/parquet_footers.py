@@ -56,6 +56,8 @@ class Footer(NamedTuple):
     """Which row groups and leaves pyarrow was seen to take: asked about damaged ones, it ends the process."""
     pages: dict[tuple[int, int], Pages]
     """Where their pages lie, as far as they were asked for."""
+    leaves: dict[tuple[int, str], object]
+    """How the columns of row groups are decoded that were asked for a few rows, by row group and name."""
 
 
 class Schema(NamedTuple):
@@ -161,7 +163,7 @@ def _parse(path: str, data: bytes, schemas: list[Schema]) -> Footer | Fault:
     chunks = _count_values(metadata, schema, data)
     if isinstance(chunks, str):
         return Fault(path, f"has a damaged footer: {chunks}")
-    return Footer(metadata, (0, *accumulate(counts)), len(data), schema, {}, chunks, set(), {})
+    return Footer(metadata, (0, *accumulate(counts)), len(data), schema, {}, chunks, set(), {}, {})
 
 
 def load_footer(shard: Shard, footer_nbytes: int, storage: Storage) -> Footer:

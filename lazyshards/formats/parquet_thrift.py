@@ -1,4 +1,4 @@
-"""As much of Thrift's compact protocol as Parquet's headers need: integers and structs, and past all else.
+"""As much of Thrift's compact protocol as Parquet's headers need: integers, truths and structs, and past all else.
 
 Used where pyarrow does not say what a header does (pages), or ends the process if it is damaged (statistics). Source:
 the protocol's specification, ``thrift-compact-protocol.md``, and the format's, ``parquet.thrift``.
@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 __all__ = ["Chunk", "CutError", "MalformedError", "Struct", "count_values", "parse_struct"]
 
 Struct: TypeAlias = "dict[int, int | Struct]"
-"""The integers and structs that are fields of a struct, by number."""
+"""The integers, truths (1 or 0) and structs that are fields of a struct, by number."""
 
 _MOST_DEPTH = 8
 """Structs and lists within each other."""
@@ -33,7 +33,7 @@ class MalformedError(ValueError):
     """These bytes are not of the protocol."""
 
 
-def parse_struct(data: bytes, at: int, depth: int = 0) -> tuple[Struct, int]:
+def parse_struct(data: bytes | memoryview, at: int, depth: int = 0) -> tuple[Struct, int]:
     """Return the integers and structs of the struct that begins at ``at``, and where it ends."""
     fields: Struct = {}
     number = 0
@@ -43,6 +43,8 @@ def parse_struct(data: bytes, at: int, depth: int = 0) -> tuple[Struct, int]:
             if kind in (4, 5, 6):
                 value, at = _varint(data, at)
                 fields[number] = (value >> 1) ^ -(value & 1)
+            elif kind in (1, 2):
+                fields[number] = 2 - kind
             elif kind == _STRUCT and depth < _MOST_DEPTH:
                 fields[number], at = parse_struct(data, at, depth + 1)
             else:
@@ -111,7 +113,7 @@ def _pick(data: bytes, at: int, within: tuple[int, ...], found: dict[tuple[int, 
     return at + 1
 
 
-def _field(data: bytes, at: int, before: int) -> tuple[int, int, int]:
+def _field(data: bytes | memoryview, at: int, before: int) -> tuple[int, int, int]:
     """Return number and type of the field that begins at ``at``, and where its value begins."""
     head = data[at]
     if head >> 4:
@@ -128,7 +130,7 @@ def _structs(data: bytes, at: int) -> tuple[int, int]:
     return count, at
 
 
-def _items(data: bytes, at: int) -> tuple[int, int, int]:
+def _items(data: bytes | memoryview, at: int) -> tuple[int, int, int]:
     head = data[at]
     at += 1
     count = head >> 4
@@ -137,7 +139,7 @@ def _items(data: bytes, at: int) -> tuple[int, int, int]:
     return count, head & 15, at
 
 
-def _skip(data: bytes, at: int, kind: int, depth: int) -> int:
+def _skip(data: bytes | memoryview, at: int, kind: int, depth: int) -> int:
     """Return where a value ends."""
     if kind in (4, 5, 6):
         while data[at] & 128:
@@ -170,7 +172,7 @@ def _skip(data: bytes, at: int, kind: int, depth: int) -> int:
     raise MalformedError(f"a value of type {kind}")
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
+def _varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
     value = shift = 0
     while True:
         byte = data[at]

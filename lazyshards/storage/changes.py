@@ -1,11 +1,37 @@
 """What is said and done about a shard that is not the file that was opened."""
 
+import contextlib
+import threading
 import warnings
+from collections.abc import Iterator
 
 from lazyshards.errors import ShardChangedError, ShardChangedWarning
 from lazyshards.storage.base import OnChange, Stamp
 
-__all__ = ["report_change"]
+__all__ = ["report_change", "warnings_kept"]
+
+_lock = threading.Lock()
+_keepers = 0
+_kept: list[str] = []
+
+
+@contextlib.contextmanager
+def warnings_kept() -> Iterator[list[str]]:
+    """Keep what would be warned of, on whichever thread, in the list that is given; it is filled at the end.
+
+    For what reads where no warning should be shown. Where several do so at a time, one may get what another read.
+    """
+    global _keepers
+    found: list[str] = []
+    with _lock:
+        _keepers += 1
+    try:
+        yield found
+    finally:
+        with _lock:
+            _keepers -= 1
+            found += _kept
+            _kept.clear()
 
 
 def report_change(path: str, stamp: Stamp, now: Stamp, on_change: OnChange) -> None:
@@ -30,6 +56,11 @@ def report_change(path: str, stamp: Stamp, now: Stamp, on_change: OnChange) -> N
         what = "it was written to"
     text = f"{path!r} changed since the dataset was opened: {what}; "
     if on_change == "warn":
-        warnings.warn(text + "its rows may be old and new ones mixed", ShardChangedWarning, stacklevel=2)
+        text += "its rows may be old and new ones mixed"
+        with _lock:
+            if _keepers:
+                _kept.append(text)
+                return
+        warnings.warn(text, ShardChangedWarning, stacklevel=2)
     else:
         raise ShardChangedError(text + 'open the dataset again, or pass on_change="warn" or "ignore"')

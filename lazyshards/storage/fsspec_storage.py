@@ -1,6 +1,7 @@
 """Anything that fsspec knows, by ranged reads: merged, split, concurrent, and tried again where that may help."""
 
 import asyncio
+import contextlib
 import errno
 import io
 from collections.abc import Callable, Mapping, Sequence
@@ -148,6 +149,17 @@ class FsspecStorage:
         """Write a whole file, at once where the file system is an object store."""
         mount, inner = self._locate(path)
         self._ask(mount, path, "written", "pipe_file", inner, data)
+
+    def put_file(self, path: str, local: str) -> None:
+        """Write a whole file from one of this machine, a few megabytes at a time."""
+        mount, inner = self._locate(path)
+        self._ask(mount, path, "written", "put_file", local, inner)
+
+    def remove(self, path: str) -> None:
+        """Remove a file, or a directory with all in it, if it is there."""
+        mount, inner = self._locate(path)
+        with contextlib.suppress(FileNotFoundError):
+            self._ask(mount, path, "removed", "rm", inner, recursive=True)
 
     def open(self, path: str) -> BinaryIO:
         """Return the file, open for reading."""

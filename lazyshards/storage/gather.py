@@ -1,4 +1,4 @@
-"""Rows of local files, copied out of memory maps by a small C library: many rows in one call, without system calls.
+"""Bytes of local files, copied out of memory maps by a small C library: many rows in one call, or one run of them.
 
 Where the library was not built, there are no such reads, and the positional ones serve.
 """
@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from lazyshards.native import find_library
+from lazyshards.storage.base import Part
 
-__all__ = ["gather_into"]
+__all__ = ["copy_into", "gather_into"]
 
 _MOST_MAPS = 16_384
 """Maps that are kept; Linux allows a process 65,530 by default."""
@@ -28,11 +29,15 @@ _MOST_TABLES = 8
 class _Map:
     """A file's bytes in the address space, as long as this lives."""
 
-    __slots__ = ("__weakref__", "nbytes", "path", "stamp", "start")
+    __slots__ = ("__weakref__", "copy", "mark", "nbytes", "path", "stamp", "start", "tells")
 
     def __init__(self, library: ctypes.CDLL, path: str, stamp: bytes, start: int, nbytes: int) -> None:
         self.path = ctypes.create_string_buffer(os.fsencode(path))
         self.stamp = stamp
+        self.mark = tuple(np.frombuffer(stamp, np.int64).tolist())
+        self.copy = library.lazyshards_copy
+        self.tells = os.access(path, os.W_OK)
+        """Whether the kernel says which of its pages are in the page cache: to those who may write it, at least."""
         self.start = start
         self.nbytes = nbytes
         if nbytes:  # an empty file has no map, and no row that is looked for in it
@@ -54,6 +59,8 @@ _lock = threading.Lock()
 _maps: "OrderedDict[str, _Map]" = OrderedDict()
 _tables: "OrderedDict[tuple[str, str, bytes], _Table]" = OrderedDict()
 _mapped_nbytes = 0
+_read_once: set[str] = set()
+"""Files that were read by position before: at the next time they are mapped."""
 
 
 def _forget_lock() -> None:
@@ -86,6 +93,35 @@ def _find(library: ctypes.CDLL, path: str, stamp: npt.NDArray[np.int64]) -> _Map
         # A gather under way holds its maps itself.
         _mapped_nbytes -= _maps.popitem(last=False)[1].nbytes
     return made
+
+
+def copy_into(part: Part) -> bool:
+    """Fill a part's ``out`` from the page cache, and return whether that was possible; if not, read it by position.
+
+    It is for the files that are read again: mapping one costs as much as a few reads, and so do the page faults of the
+    first copy out of a map. It is not possible where the bytes are not in the page cache, the file is not the one that
+    was opened, changed meanwhile, or cannot be mapped.
+    """
+    path, stamp, offset, out = part
+    known, mark = _maps.get(path), stamp[:3]
+    if known is None or known.mark != mark:
+        if path not in _read_once:
+            if len(_read_once) >= _MOST_MAPS:
+                _read_once.clear()
+            _read_once.add(path)
+            return False
+        library = find_library()
+        if library is None:
+            return False
+        with _lock:
+            known = _find(library, path, np.array(mark, np.int64))
+        if known is None:
+            return False
+    if not known.tells or offset + len(out) > known.nbytes:
+        return False
+    to = ctypes.c_char.from_buffer(out)
+    done: int = known.copy(known.start, known.path, known.stamp, offset, len(out), ctypes.byref(to))
+    return done == 0
 
 
 def _table(library: ctypes.CDLL, root: str, names: Sequence[str], stamps: npt.NDArray[np.int64]) -> _Table | None:

@@ -1,8 +1,9 @@
 """What a URL is: one file, a directory, a glob, or nothing; always asked anew."""
 
+import contextlib
 import glob
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from fsspec.utils import glob_translate
@@ -32,6 +33,11 @@ def find_entries(mount: Mount, name: str, address: Address, ask: _Ask) -> tuple[
     is_http = address.scheme in {"http", "https"}
     inner = mount.strip(address.link)
     names = _Names(name, inner.rstrip("/"))
+    if address.scheme in {"s3", "s3a"} and "." not in inner.rpartition("/")[2] and hasattr(mount.fs, "_lsdir"):
+        # What has no suffix is most likely a directory: then one listing tells that and what it holds.
+        with contextlib.suppress(FileNotFoundError):
+            if infos := ask("lsdir", inner, refresh=True):
+                return "directory", _entries(infos, inner, names, is_http=False)
     info = _info(ask, inner, is_http=is_http)
     if info is not None and info.get("type") != "directory":
         return "file", [(name, info)]
@@ -80,13 +86,17 @@ def _info(ask: _Ask, inner: str, *, is_http: bool) -> _Info | None:
 
 def _listed(ask: _Ask, inner: str, names: _Names, *, is_http: bool) -> list[tuple[str, _Info]]:
     """Return the entries of a directory; not itself, which object stores may hold as an empty object."""
-    here = inner.rstrip("/")
     try:
         infos: list[_Info] = ask("ls", inner, detail=True)
     except FileNotFoundError:
         if not is_http:
             raise
         return []
+    return _entries(infos, inner, names, is_http=is_http)
+
+
+def _entries(infos: Sequence[_Info], inner: str, names: _Names, *, is_http: bool) -> list[tuple[str, _Info]]:
+    here = inner.rstrip("/")
     entries = []
     for info in infos:
         found = str(info["name"])

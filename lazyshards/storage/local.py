@@ -13,6 +13,7 @@ from lazyshards.errors import ShardReadError
 from lazyshards.native import find_library
 from lazyshards.storage.base import Entry, Head, OnChange, Part, Stamp
 from lazyshards.storage.changes import report_change
+from lazyshards.storage.gather import copy_into
 
 __all__ = ["LocalStorage"]
 
@@ -104,6 +105,9 @@ class LocalStorage:
             j = i + 1
             while j < count and parts[j].path == path:
                 j += 1
+            if j - i == 1 and self.on_change == "raise" and copy_into(parts[i]):
+                i = j
+                continue
             try:
                 fd = os.open(path, _OPENED)
                 try:

@@ -23,6 +23,11 @@ _MOST_MOUNTS = 16
 _CONCURRENT = frozenset({"file", "local", "sftp", "ssh", "hdfs", "arrow_hdfs", "webhdfs", "github", "dbfs"})
 """Protocols of blocking file systems that several threads may use at a time. Archives and caches mix up what they
 read, ftp has one connection, and of a file system that we do not know we cannot tell."""
+_S3_CONFIG = {
+    "max_pool_connections": 64,
+    "signature_version": "s3v4",  # signed URLs of the version before are refused by newer buckets
+    "retries": {"total_max_attempts": 1},  # tried again here, where there is a deadline: not by three at once
+}
 _ETAGS = ("ETag", "etag", "e_tag", "generation", "version", "VersionId", "md5Hash", "Content-MD5", "Digest", "checksum")
 _TIMES = ("mtime", "LastModified", "last_modified", "Last-Modified", "modified", "updated", "created")
 
@@ -126,6 +131,8 @@ class Mount:
     """The archive that it lies in, as it was when it was opened: size, time and tag; empty if in none."""
     without_ranges: set[str] = field(default_factory=set)
     """Hosts seen to answer a ranged request with the whole file."""
+    direct: Any = None
+    """Connections of our own to its server, once there are any."""
 
     @property
     def is_async(self) -> bool:
@@ -201,11 +208,14 @@ def _make(address: Address, options: Mapping[str, object], key: object) -> Mount
         known = given.setdefault(protocol, {})
         if isinstance(known, dict):
             known["skip_instance_cache"] = True
-            if protocol in {"s3", "s3a"} and "config_kwargs" not in known and "config_kwargs" not in given:
-                known["config_kwargs"] = {"max_pool_connections": 64}
+            if protocol in {"s3", "s3a"}:
+                config = known.get("config_kwargs", given.get("config_kwargs", {}))
+                known["config_kwargs"] = {**_S3_CONFIG, **config}
     mark = _archive_mark(address, options, key) if address.suffix else ""
     fs, _ = url_to_fs(url, **given)
     _keep_no_listings(fs)
+    if address.scheme in {"s3", "s3a"} and hasattr(fs, "retries"):
+        fs.retries = 1
     if getattr(fs, "async_impl", False):
         return Mount(fs, None, mark)
     concurrent = not address.prefix and not isinstance(fs, AbstractArchiveFileSystem) and address.scheme in _CONCURRENT

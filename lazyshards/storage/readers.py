@@ -18,6 +18,7 @@ __all__ = [
     "ShortReplyError",
     "async_reader",
     "host_of",
+    "http_stamp",
     "read_blocking",
 ]
 
@@ -132,7 +133,7 @@ async def _read_http(mount: Mount, url: str, start: int, stop: int, into: memory
             total = answer.headers.get("Content-Range", "").rpartition("/")[2]
             if not total.isdecimal():
                 raise BadReplyError("the server refused the range (416) and did not tell the size of the file")
-            return Reply(memoryview(b""), 0, _http_stamp(int(total), etag, modified))
+            return Reply(memoryview(b""), 0, http_stamp(int(total), etag, modified))
         if answer.status in {404, 410}:
             raise FileNotFoundError(f"the server answered {answer.status} {answer.reason}")
         if answer.status in {401, 403}:
@@ -148,7 +149,7 @@ async def _read_http(mount: Mount, url: str, start: int, stop: int, into: memory
             if not (first.isdecimal() and last.isdecimal() and int(first) == start and int(last) < stop):
                 raise BadReplyError(f"the server answered bytes {span!r} where {start}-{stop - 1} were asked for")
             size = int(total) if total.isdecimal() else -1
-            stamp = _http_stamp(size, etag, modified)
+            stamp = http_stamp(size, etag, modified)
             return await _receive(answer.content, start, int(last) + 1 - start, into, stamp)
         if answer.status != 200:
             raise BadReplyError(f"the server answered {answer.status} {answer.reason}")
@@ -183,10 +184,11 @@ async def _from_whole(answer: Any, start: int, stop: int, etag: str, modified: s
                 raise BadReplyError("the server serves no ranges and does not tell the file's size")
         size = len(data)
     wanted = memoryview(data)[start:stop]
-    return Reply(wanted, len(wanted), _http_stamp(size, etag, modified))
+    return Reply(wanted, len(wanted), http_stamp(size, etag, modified))
 
 
-def _http_stamp(size: int, etag: str, modified: str) -> Stamp:
+def http_stamp(size: int, etag: str, modified: str) -> Stamp:
+    """Return the stamp that the headers of an answer tell: by the entity tag, else by the time."""
     if etag:
         return Stamp(size, 0, 0, etag)
     try:

@@ -10,12 +10,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TypeVar
 
-__all__ = ["GaveUpError", "Retry", "again", "again_async", "is_missing", "is_transient", "status_of"]
+__all__ = ["PASSING_STATUS", "GaveUpError", "Retry", "again", "again_async", "is_missing", "is_transient", "status_of"]
 
 _T = TypeVar("_T")
 
 _RANDOM = random.Random()  # noqa: S311  # jitter; its own generator, because the user's draws must not depend on it
-_PASSING_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504, 509})
+PASSING_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504, 509})
+"""Answers of a server that may be others the next time."""
 _PASSING_ERRNO = frozenset(
     {
         errno.EAGAIN,
@@ -117,7 +118,7 @@ def is_transient(exc: BaseException) -> bool:
     """Return whether the same request may succeed if it is sent again."""
     status = status_of(exc)
     if status is not None:
-        return status in _PASSING_STATUS
+        return status in PASSING_STATUS
     if isinstance(exc, FileNotFoundError) and exc.__cause__ is not None:
         return is_transient(exc.__cause__)
     if isinstance(exc, _PERMANENT):
@@ -158,7 +159,12 @@ class _Attempts:
         return pause
 
 
-def again(call: Callable[[], _T], retry: Retry, lock: AbstractContextManager[object] | None = None) -> _T:
+def again(
+    call: Callable[[], _T],
+    retry: Retry,
+    lock: AbstractContextManager[object] | None = None,
+    sleep: Callable[[float], object] = time.sleep,
+) -> _T:
     """Make a call, again while it fails in a way that may pass; the lock is held while it runs, not between.
 
     Raises
@@ -172,7 +178,7 @@ def again(call: Callable[[], _T], retry: Retry, lock: AbstractContextManager[obj
                 return call()
         except Exception as exc:  # noqa: BLE001  # a file system raises anything
             pause = attempts.pause_after(exc)
-        time.sleep(pause)
+        sleep(pause)
 
 
 async def again_async(call: Callable[[], Awaitable[_T]], retry: Retry) -> _T:

@@ -2,20 +2,31 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
 from lazyshards.errors import ShardReadError
 from lazyshards.storage.base import Stamp
+from lazyshards.storage.direct import (
+    Connections,
+    Interrupt,
+    NotServedError,
+    Route,
+    connections_of,
+    find_routes,
+    read_direct,
+)
 from lazyshards.storage.mounts import Mount, stamp_of
 from lazyshards.storage.ranges import Request
 from lazyshards.storage.readers import AsyncReader, Reply, async_reader, read_blocking
-from lazyshards.storage.retry import Retry, again, again_async
+from lazyshards.storage.retry import GaveUpError, Retry, again, again_async
 
 __all__ = ["NOT_READ", "Target", "run_coroutine", "send"]
 
+_DIRECT_NBYTES = 128 << 10
+"""Bytes of an answer over HTTP from which threads of our own are worth more than the event loop."""
 NOT_READ = ShardReadError("it was not read, because another read failed")
 """Stands in the place of an answer that was not waited for."""
 
@@ -61,9 +72,94 @@ def send(
     for group in groups.values():
         mount = group[0].mount
         if mount.is_async:
-            run_coroutine(mount.fs.loop, _send_async(group, answers, most, retry, heads=heads))
+            left = _send_direct(group, answers, most, retry, heads=heads)
+            if left:
+                run_coroutine(mount.fs.loop, _send_async(left, answers, most, retry, heads=heads))
         else:
             _send_blocking(group, answers, most, retry, heads=heads)
+
+
+def _send_direct(
+    group: Sequence[Target], answers: list[Reply | BaseException], most: int, retry: Retry, *, heads: bool
+) -> list[Target]:
+    """Send what can be over connections of our own; return what must go by the file system's own client."""
+    mount = group[0].mount
+    connections = connections_of(mount)
+    if connections is None:
+        return list(group)
+    if connections.kind == "http" and max([each.request.stop - each.request.start for each in group]) < _DIRECT_NBYTES:
+        return list(group)
+    try:
+        routes = find_routes(mount, connections, [target.path for target in group], run_coroutine)
+    except Exception:  # noqa: BLE001  # its own client meets the same, and says what it is
+        return list(group)
+    interrupt, lock = Interrupt(), threading.Lock()
+    left = [target for target, route in zip(group, routes, strict=True) if route is None]
+
+    def work(target: Target, route: Route) -> None:
+        try:
+            answers[target.number] = _ask_direct(connections, target, route, interrupt, retry, heads=heads)
+        except GaveUpError as exc:
+            with lock:
+                if isinstance(exc.cause, NotServedError):
+                    left.append(target)
+                elif not interrupt.event.is_set():
+                    answers[target.number] = exc
+                    if not heads:
+                        interrupt.end()
+
+    pairs = [(target, route) for target, route in zip(group, routes, strict=True) if route is not None]
+    _share(work, pairs, most, interrupt)
+    if interrupt.event.is_set():
+        return []
+    if len(left) == len(group):
+        connections.doubt()
+    return left
+
+
+def _ask_direct(
+    connections: Connections, target: Target, route: Route, interrupt: Interrupt, retry: Retry, *, heads: bool
+) -> Reply:
+    _, _, _, request, listed = target
+    into = _single_out(request)
+    read = partial(read_direct, connections, route, request.start, request.stop, into, interrupt)
+    reply = again(read, retry, sleep=interrupt.event.wait)
+    if not heads:
+        return _settled(request, reply)
+    if listed is not None and reply.stamp is not None and reply.stamp.size < 0:
+        return reply._replace(stamp=listed)
+    return reply
+
+
+def _share(
+    work: Callable[[Target, Route], None], pairs: Sequence[tuple[Target, Route]], most: int, interrupt: Interrupt
+) -> None:
+    """Do work on all pairs in a few threads, of which the calling one is one; an interrupt ends all of it."""
+    queue, lock = iter(pairs), threading.Lock()
+
+    def loop() -> None:
+        while not interrupt.event.is_set():
+            with lock:
+                pair = next(queue, None)
+            if pair is None:
+                return
+            work(*pair)
+
+    threads = [
+        threading.Thread(target=loop, name="lazyshards-read", daemon=True) for _ in range(min(most, len(pairs)) - 1)
+    ]
+    try:
+        for thread in threads:
+            thread.start()
+        loop()
+        for thread in threads:
+            thread.join()
+    except BaseException:
+        interrupt.end()
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join(1)  # one that is still connecting sends nothing any more
+        raise
 
 
 async def _send_async(

@@ -4,6 +4,7 @@ Where Legate has no networking (the wheels of 26.6) there is one rank of several
 collected. ``make test-distributed`` sets up one that has it, and runs all.
 """
 
+import hashlib
 import json
 import os
 import signal
@@ -23,7 +24,7 @@ HERE = Path(__file__).parent
 MOST = 4 if bringup.has_networks() else 1
 REQUIRED = "legate" in os.environ.get("LAZYSHARDS_REQUIRE_ENGINES", "")
 reason = bringup.why_unavailable()
-collect_ignore = ["test_failures.py"] if MOST == 1 else []
+collect_ignore = ["test_failures.py", "test_once.py"] if MOST == 1 else []
 
 
 def pytest_generate_tests(metafunc):
@@ -98,6 +99,17 @@ class Done:
 
 
 @pytest.fixture(scope="session")
+def digest():
+    """Give what scenarios/reporting.py calls a digest."""
+
+    def of(array):
+        head = repr((array.dtype.str, array.shape)).encode()
+        return hashlib.blake2b(head + array.tobytes(), digest_size=8).hexdigest()
+
+    return of
+
+
+@pytest.fixture(scope="session")
 def shards(tmp_path_factory):
     """Write uneven npy shards once, an empty one among them, and return their directory."""
     path = tmp_path_factory.mktemp("data") / "npy"
@@ -106,6 +118,12 @@ def shards(tmp_path_factory):
     whole = np.nan_to_num(whole, posinf=1, neginf=-1)  # so that == compares
     write_npy_shards(path, np.split(whole, np.cumsum(counts)[:-1]))
     return path
+
+
+def safetensors_bytes(rows):
+    """Return a safetensors file that holds rows of float32."""
+    head = json.dumps({"rows": {"dtype": "F32", "shape": rows.shape, "data_offsets": [0, rows.nbytes]}}).encode()
+    return len(head).to_bytes(8, "little") + head + rows.tobytes()
 
 
 @pytest.fixture(scope="session")
@@ -121,9 +139,11 @@ def formats(shards, tmp_path_factory):
         rows = whole.reshape(len(whole), -1) if name in {"parquet", "arrow"} else whole
         lazyshards.write_shards(rows, root / name, format=name, rows_per_shard=500)
     (root / "npz").mkdir()
+    (root / "safetensors").mkdir()
     for i, start in enumerate(range(0, len(whole), 500)):
         rows = whole[start : start + 500]
         np.savez(root / "npz" / f"shard_{i}.npz", rows)
+        (root / "safetensors" / f"shard_{i}.safetensors").write_bytes(safetensors_bytes(rows))
         # Legate 26.1 brings Zarr 2, whose stores the writer does not make.
         zarr.open(str(root / "zarr" / f"shard_{i}.zarr"), mode="w", shape=rows.shape, chunks=(64, 3, 2), dtype="f4")[
             :

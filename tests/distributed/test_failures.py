@@ -74,7 +74,19 @@ def test_refresh_differs(found):
     assert {kind for kind, _ in found["refresh: rewritten"]} == {"RankMismatchError"}
 
 
-@pytest.mark.parametrize("case", ["after it", "after them", "after all"])
+@pytest.mark.parametrize("case", ["too large", "batches too large"])
+def test_what_does_not_fit(found, case):
+    """A result that does not fit is refused on all ranks, before it is read."""
+    assert {kind for kind, _ in found[case]} == {"CapacityError"}
+
+
+def test_what_fits(found):
+    """Whether it fits does not depend on what each rank's collector has left to collect."""
+    assert found["large"][0] == found["large"][1]
+    assert found["large"][0][0] == "returned"
+
+
+@pytest.mark.parametrize("case", ["after it", "after them", "after too large", "after all"])
 def test_next_compute_works(found, case):
     """After an error the next compute works, on every rank."""
     assert found[case][0][0] == "returned"

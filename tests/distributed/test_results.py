@@ -1,8 +1,8 @@
-import hashlib
 import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import lazyshards
@@ -53,13 +53,8 @@ def test_random_programs_checked(launch, shards, ranks, expected_programs):
         assert report["digests"] == first[:CHECKED]
 
 
-def digest(array):
-    """Return what scenarios/reporting.py does."""
-    return hashlib.blake2b(repr((array.dtype.str, array.shape)).encode() + array.tobytes(), digest_size=8).hexdigest()
-
-
 @pytest.mark.ranks(1, 4)
-def test_kill_and_resume(launch, shards, tmp_path, ranks):
+def test_kill_and_resume(launch, shards, tmp_path, ranks, digest):
     """An epoch that is killed goes on with the very next batch, on another number of ranks."""
     state = tmp_path / "state.json"
     expected = [digest(b) for b in lazyshards.open_shards(shards, engine="numpy").batches(150, shuffle=True, seed=11)]
@@ -75,18 +70,37 @@ def test_kill_and_resume(launch, shards, tmp_path, ranks):
         assert seen + report["seen"] == expected
 
 
+def taken_as_one(ds, raw, digest):
+    """Return what scenarios/batches.py should find of several datasets as one, from arrays in memory where it can."""
+    whole, turned, other = ds.to_numpy(), ds.to_numpy()[::-1], raw.to_numpy()
+    joined = np.concatenate([whole[:1_000], other])
+    order = lazyshards.concat([ds[:1_000], raw])
+    bundle, mixture = lazyshards.zip_shards(x=ds, y=ds[::-1, 0]), lazyshards.mix({ds: 3, ds[::-1][:500]: 1})
+    return {
+        "bundle": {"x": digest(whole[10:1_500]), "y": digest(turned[10:1_500, 0].copy())},
+        "bundle batches": [[digest(b["x"]), digest(b["y"])] for b in bundle.batches(900, shuffle=True, seed=4)],
+        "concat": digest(joined[500:2_000]),
+        "concat batches": [digest(b) for b in order.batches(1_300, shuffle="blocks", seed=5)],
+        "mix": [digest(b) for b in mixture.batches(700, shuffle=True, seed=6)],
+        "map": digest(1 - whole[::3]),
+    }
+
+
 @pytest.mark.ranks(1, 2)
-def test_batches(launch, shards, ranks):
+def test_batches(launch, shards, formats, ranks, digest):
     """Interleaved iterations do not mix, seeds that nobody gave are one, and many small batches do not hang."""
     count = int(os.environ.get("LAZYSHARDS_MANY_BATCHES", "100"))
-    reports = launch("batches", shards, count, ranks=ranks, timeout=max(150, count)).well()
+    reports = launch("batches", shards, count, formats, ranks=ranks, timeout=max(150, count)).well()
     ds = lazyshards.open_shards(shards, engine="numpy")
+    raw = lazyshards.open_shards(formats / "raw", engine="numpy")
     pairs = zip(ds.batches(500, shuffle=True, seed=1), ds[::-1].batches(300), strict=False)
     interleaved = [digest(part) for one, other in pairs for part in (one, other, ds[7:20].compute())]
     for report in reports:
         assert report == reports[0]
         assert report["interleaved"] == interleaved
         assert report["same"]
+        assert report["taken_as_one"] == taken_as_one(ds, raw, digest)
+        assert len(set(report["seeds"])) == len(report["seeds"])
         assert report["batches"] == count
         assert report["drawn"] == digest(next(iter(ds.batches(64, shuffle=True, seed=report["seed"]))))
         assert report["whole"] == digest(ds.to_numpy())

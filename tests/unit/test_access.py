@@ -1,15 +1,20 @@
 import tracemalloc
+from itertools import accumulate
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from lazyshards import access, open_shards
 from lazyshards.access import accesses, count_reads
 from lazyshards.engines.threads import ThreadEngine
+from lazyshards.errors import ShardReadError
+from lazyshards.layout import Extent, Extents, Layout, Segment, Shard
 from lazyshards.leaf import fill
 from lazyshards.plan import Capacity, compile_plan
 from lazyshards.selection import select, select_all
-from lazyshards.storage import LocalStorage
+from lazyshards.storage import LocalStorage, Stamp
 from lazyshards.testing import RecordingStorage, assert_same, example_array, with_storage, write_npy_shards
 
 pytestmark = pytest.mark.usefixtures("on_numpy")
@@ -216,3 +221,59 @@ def test_a_narrow_cell_of_wide_rows_reads_little(tmp_path):
     assert ds[:, 3:5].plan().bytes_read == 6 * 2 * 2000 * 4
     assert np.array_equal(ds[::-1, 3:5, ::-1].to_numpy(), whole[::-1, 3:5, ::-1])
     assert np.array_equal(ds[1:4, 7, 5].to_numpy(), whole[1:4, 7, 5])
+
+
+def test_many_extents_are_not_walked():
+    """Of a hundred thousand extents, those that hold a wanted row are looked at, and few others."""
+
+    class Counted(tuple):
+        looks = 0
+
+        def __getitem__(self, item):
+            Counted.looks += 1
+            return tuple.__getitem__(self, item)
+
+        def __iter__(self):
+            raise AssertionError("all extents were looked at")
+
+    count = 100_000
+    extents = Counted(Extent(3 * i, 3, f"/d/{i}", 64) for i in range(count))
+    shard = Shard("/d/all.h5", 3 * count, (4,), np.dtype("f4"), Stamp(1 << 40), Extents(extents))
+    layout = Layout.from_shards([shard], "hdf5", LocalStorage())
+    for local, wanted in [
+        (range(299_990, 300_000), [99_996, 99_997, 99_998, 99_999]),
+        (range(0, 300_000, 100_000), [0, 33_333, 66_666]),
+        (np.array([5, 5, 150_000, 150_001, 299_999]), [1, 50_000, 99_999]),
+    ]:
+        Counted.looks = 0
+        segment = Segment(0, local, slice(0, len(local)))
+        reads = list(accesses(shard, segment, layout, (range(4),), True))
+        assert [read.path for read in reads] == [f"/d/{i}" for i in wanted]
+        assert Counted.looks < 200
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=8), st.data())
+@settings(max_examples=200, deadline=None)
+def test_any_extents(counts, data):
+    """Whatever extents rows lie in, empty ones among them, each row is found where it lies."""
+    firsts = [0, *accumulate(counts)]
+    extents = tuple(Extent(firsts[i], n, f"/d/{i}", 0) for i, n in enumerate(counts))
+    shard = Shard("/d/all.h5", firsts[-1], (), np.dtype("u1"), Stamp(1 << 40), Extents(extents))
+    layout = Layout.from_shards([shard], "hdf5", LocalStorage())
+    rows = data.draw(st.slices(firsts[-1]).map(range(firsts[-1]).__getitem__).filter(lambda rows: rows.step > 0))
+    local = data.draw(st.sampled_from([rows, np.repeat(np.array(rows, np.int64), 2)]))
+    found = {}
+    for read in accesses(shard, Segment(0, local, slice(0, len(local))), layout, (), True):
+        owner = int(read.path[3:])
+        places = np.arange(len(local))[read.target[0] if read.target else slice(None)]
+        inside = read.offset + np.arange(read.shape[0])[slice(None) if read.source is None else read.source[0]]
+        found |= dict(zip(places.tolist(), (firsts[owner] + inside).tolist(), strict=True))
+    assert [found[i] for i in range(len(local))] == [int(row) for row in local]
+
+
+def test_extents_with_a_hole():
+    """A row that no extent holds is an error, and never left as it was."""
+    shard = Shard("/d/x", 9, (), np.dtype("u1"), Stamp(9), Extents((Extent(0, 4, "", 0), Extent(5, 4, "", 4))))
+    layout = Layout.from_shards([shard], "hdf5", LocalStorage())
+    with pytest.raises(ShardReadError, match=r"'/d/x' was described without saying where its row 4 lies"):
+        list(accesses(shard, Segment(0, range(9), slice(0, 9)), layout, (), True))

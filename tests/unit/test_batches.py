@@ -275,10 +275,15 @@ def test_quality_tells_shuffles_apart(tmp_path):
     assert "rank correlation" in str(quality["rows"])
 
 
-def test_memory_ahead(numbers):
-    """The bytes read ahead are those of one batch more than are prefetched, and no more than there are."""
-    assert numbers.batches(8, prefetch=3).ahead_nbytes == 4 * 8 * 8
-    assert numbers.batches(100, prefetch=0).ahead_nbytes == 53 * 8
+def test_memory_ahead(numbers, tmp_path):
+    """The bytes read ahead are those of the batches that are prefetched, and of those read together with the next."""
+    np.save(tmp_path / "wide.npy", np.zeros((100, 32 << 10)))
+    wide = open_shards(tmp_path / "wide.npy")
+    assert wide.batches(2, prefetch=3).ahead_nbytes == (3 + 2) * 2 * (256 << 10)
+    assert wide.batches(8, prefetch=3).ahead_nbytes == (3 + 1) * 8 * (256 << 10)
+    assert wide.batches(8, prefetch=50).ahead_nbytes == wide.nbytes
+    assert numbers.batches(8, prefetch=3).ahead_nbytes == numbers.nbytes
+    assert numbers.batches(8, prefetch=0).ahead_nbytes == 8 * 8
 
 
 def test_prefetch_is_bounded():
@@ -302,8 +307,16 @@ def test_prefetch_is_bounded():
 
     source = Source()
     source.begin = begin
+    source.row_nbytes = 1 << 20
     for count, _ in enumerate(Batches(source, 10, prefetch=4), 1):
         assert len(begun) == min(100, count + 4)
+    begun.clear()
+    source.row_nbytes = 1 << 10  # a hundred batches of them go into a mebibyte, at most 64 are read together
+    it = Batches(source, 10, prefetch=4)
+    for count, _ in enumerate(it, 1):
+        rows = sum(map(len, begun))
+        assert (rows - 10 * count) * 1_024 <= it.ahead_nbytes <= (4 + 64) * 10 * 1_024
+    assert [len(rows) // 10 for rows in begun] == [1, 4, 16, 64, 15]
 
 
 def test_progress_bar_counts_rows(numbers, capsys):
@@ -311,7 +324,7 @@ def test_progress_bar_counts_rows(numbers, capsys):
     it = numbers.batches(8, epochs=2, progress=True)
     next(iter(it))
     assert len(list(it)) == 13
-    assert "98.0/98.0" in capsys.readouterr().err
+    assert "98 of 98 rows (100 %)" in capsys.readouterr().err
 
 
 def test_batches_are_of_the_engine(numbers, engine):

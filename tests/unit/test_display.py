@@ -7,6 +7,7 @@ import pytest
 
 import lazyshards
 from lazyshards import display
+from lazyshards.display import picture, shards
 from lazyshards.layout import Layout
 from lazyshards.plan import Capacity, compile_plan
 from lazyshards.selection import select, select_all
@@ -97,8 +98,8 @@ def test_wanted_rows_add_up(index):
     """The rows wanted of the shards touched are all rows of the selection."""
     layout = layout_of((100, 0, 850, 9_050))
     selection = select(select_all(layout.rows, layout.row_shape), index)
-    numbers, known = display._touched(layout, selection.rows)
-    wanted = [display._wanted_rows(selection.rows, *layout.start_stop(int(i))) for i in numbers]
+    numbers, known = shards.touched(layout, selection.rows)
+    wanted = [shards.wanted_rows(selection.rows, *layout.start_stop(int(i))) for i in numbers]
     assert known
     assert sum(wanted) == len(selection.rows)
     assert all(wanted)
@@ -123,29 +124,46 @@ def test_million_shards_are_quick_and_short():
         selection = select(everything, index)
         start = time.perf_counter()
         text = display.dataset_text(layout, selection, "numpy")
-        html = display.dataset_html(layout, selection, "numpy")
+        html = display.dataset_html(layout, selection, "numpy", 1_000_000)
         # A walk in Python takes a hundred times as long: this tells one from none, not fast from slow.
         assert time.perf_counter() - start < 10
         assert len(text) < 2_000
         assert len(html) < 60_000
-        assert len(rectangles(html)) <= display._BAR_SHARDS + display._BAR_BINS
+        assert len(rectangles(html)) <= 2 * picture.MOST_GROUPS + picture.MOST_BINS
 
 
-def test_bar_is_to_scale():
+def test_lanes_are_to_scale():
     """Each shard's rectangle is as wide as it has rows, empty ones have none, and the mark lies where the rows do."""
     bars = rectangles(html_of(slice(1_000, 5_000)))
-    shards = [bar for bar in bars if bar[2] == "currentColor"]
+    grey = [bar for bar in bars if bar[2] == "currentColor"]
     marks = [bar for bar in bars if bar[2] != "currentColor"]
-    assert [round(width + 1.5) for _, width, _ in shards] == [rows // 10 for rows in SIZES if rows]
-    assert [(x, width) for x, width, _ in marks] == [(100.0, 400.0)]
+    assert [width + 1 for _, width, _ in grey] == pytest.approx([rows * 0.0608 for rows in SIZES if rows], abs=0.02)
+    assert marks == [(112 + 60.8, 243.2, picture.MARK)]
+
+
+@pytest.mark.parametrize(("tile_rows", "widths"), [(1_000, [152] * 4), (1_500, [228, 228, 152]), (9_000, [608])])
+def test_tiles_are_to_scale_of_the_result(tile_rows, widths):
+    """The tiles fill the lane of the result, each as wide as it has rows; the last may be narrower."""
+    html = display.dataset_html(LAYOUT, select(WHOLE, slice(5_000, 1_000, -1)), "numpy", tile_rows)
+    tiles = rectangles(html)[-len(widths) :]
+    assert [width + 1 for _, width, _ in tiles] == pytest.approx(widths)
+    assert f">{len(widths)} tile{'s' * (len(widths) > 1)}</text>" in html
+
+
+def test_tiles_wait_for_their_engine(opened, monkeypatch):
+    """A repr starts no engine: before, the tiles are left out; those of an engine that runs are those of the plan."""
+    ds, _ = opened((30_000, 0, 50_000), row_shape=(8,))
+    assert f">{ds.plan().tile_count} tile" in ds._repr_html_()
+    monkeypatch.setattr("lazyshards.dataset.running_engine", lambda name: None)
+    assert " tile" not in ds._repr_html_()
 
 
 @pytest.mark.parametrize("index", [[0, 9_999], slice(0, None, 9_999), 9_999])
 def test_single_rows_are_seen(index):
     """A single wanted row is still marked, inside the bar, where it lies."""
     marks = [bar for bar in rectangles(html_of(index)) if bar[2] != "currentColor"]
-    assert all(width >= 1 and 0 <= x <= 999 for x, width, _ in marks)
-    assert max(x for x, _, _ in marks) > 990
+    assert all(width >= 1 and 112 <= x <= 719 for x, width, _ in marks)
+    assert max(x for x, _, _ in marks) > 716
 
 
 def test_html_escapes_names():
@@ -160,7 +178,7 @@ def test_html_escapes_names():
 def test_html_has_no_colour_but_the_mark():
     """Text and shards take the colour of the notebook's theme, so that they are seen on light and on dark."""
     html = html_of(slice(1_000, 5_000))
-    assert set(re.findall(r"#[0-9a-fA-F]{3,6}\b", html)) == {display._MARK}
+    assert set(re.findall(r"#[0-9a-fA-F]{3,6}\b", html)) == {picture.MARK}
     assert "currentColor" in html
 
 
@@ -225,10 +243,12 @@ def test_plan_text_holds_the_numbers():
         "tiles": "4",
         "rows a tile": "1,000",
         "bytes wanted": "192,000  (187.5 KiB)",
-        "bytes read": "192,000  (187.5 KiB, 1.00 times the bytes wanted)",
+        "bytes read": "192,000  (187.5 KiB)",
+        "amplification": "1.00 bytes read for each byte wanted, as stored",
         "requests": f"{plan.requests:,}",
         "busiest": "93.8 KiB in 4 requests, 1.00 times the mean",
         "peak memory": "187.5 KiB  (result 187.5 KiB, scratch 0 B, of 1.0 GiB free)",
+        "stages": "read     plain bytes by positional reads straight into the result",
     }
 
 

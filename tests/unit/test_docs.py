@@ -7,9 +7,14 @@ from pathlib import Path
 import pytest
 
 import lazyshards
+from lazyshards import errors, testing
 
 ROOT = Path(lazyshards.__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BUILT = {"_build", "notebooks"}
+PAGES = [
+    *[ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "README.md")],
+    *sorted(page for page in (ROOT / "docs").rglob("*.md") if not BUILT & set(page.relative_to(ROOT / "docs").parts)),
+]
 TEXTS = {str(page.relative_to(ROOT)): page.read_text(encoding="utf-8") for page in PAGES if page.is_file()}
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -55,6 +60,16 @@ def test_api_page_names_everything():
     """The API page has every public name, and every error in the tree, once in a first column."""
     first = re.findall(r"^\| `(\w+)", TEXTS["docs/api/index.md"], re.MULTILINE)
     assert set(lazyshards.__all__) <= set(first)
+
+
+def test_every_public_name_has_an_entry_in_the_reference():
+    """The pages of the API describe every public name and every error, each of them once."""
+    pages = "\n".join(text for name, text in TEXTS.items() if name.startswith("docs/api/"))
+    entries = re.findall(r"^\.\. auto\w+:: (lazyshards\.[\w.]+)$", pages, re.MULTILINE)
+    assert len(entries) == len(set(entries))
+    wanted = {f"lazyshards.{name}" for name in {*lazyshards.__all__, *errors.__all__}}
+    wanted |= {f"lazyshards.testing.{name}" for name in testing.__all__}
+    assert wanted - set(entries) == set()
 
 
 def test_readme_begins_with_the_two_commands():

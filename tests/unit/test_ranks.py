@@ -1,4 +1,5 @@
 import json
+import pickle
 import subprocess
 import sys
 
@@ -191,3 +192,89 @@ def test_child_of_a_rank(monkeypatch):
         env={**__import__("os").environ, "PYTHONPATH": str(bringup.Path(bringup.__file__).parents[2])},
     )
     assert done.stdout.split()[:2] == ["True", "0"]
+
+
+def test_once_in_one_process():
+    """In one process the work is done, and asking is for nobody."""
+    assert ranks.once(lambda ask: (ask("anything"), 3), "legate", what="it") == (None, 3)
+
+
+class First:
+    """Rank 0, and then another that is told the same."""
+
+    def __init__(self, monkeypatch):
+        self.said, self.heard, self.is_first = [], 0, True
+        monkeypatch.setattr(ranks, "is_shared", lambda engine: True)
+        monkeypatch.setattr(ranks, "is_first_rank", lambda: self.is_first)
+        monkeypatch.setattr(ranks, "from_first", self.from_first)
+        monkeypatch.setattr(ranks, "together", lambda work, facts, engine, what: work())
+
+    def from_first(self, value):
+        """Note what rank 0 says; tell it to the other."""
+        if self.is_first:
+            self.said.append(pickle.dumps(value))
+        else:
+            self.heard += 1
+        return pickle.loads(self.said[-1] if self.is_first else self.said[self.heard - 1])  # noqa: S301  # our own
+
+    def play(self, work, answer=None):
+        """Return what rank 0 got, then what the other got."""
+        got = []
+        for self.is_first in (True, False):
+            try:
+                got.append(ranks.once(work if self.is_first else None, "legate", what="it", answer=answer))
+            except Exception as exc:  # noqa: BLE001  # what the rank gets
+                got.append(exc)
+        return got
+
+
+def test_once_is_done_once(monkeypatch):
+    """Rank 0 works, the other answers what it is asked, in order, and gets the result."""
+    answered = []
+    first = First(monkeypatch)
+    assert first.play(lambda ask: [ask(i) for i in range(3)] and "done", answered.append) == ["done", "done"]
+    assert answered == [0, 1, 2]
+    assert first.heard == len(first.said)
+
+
+def test_once_fails_for_all(monkeypatch):
+    """What goes wrong on rank 0 is raised on the other, with all that the error holds."""
+
+    def work(_):
+        raise FileExistsError(17, "it is there", "place")
+
+    mine, other = First(monkeypatch).play(work)
+    assert type(mine) is type(other) is FileExistsError
+    assert (other.errno, other.filename) == (17, "place")
+
+
+class OddError(Exception):
+    """An error that cannot be had back from its pickle."""
+
+    def __init__(self, one, two):
+        super().__init__(f"{one} {two}")
+
+
+def test_once_fails_oddly(monkeypatch):
+    """An error that does not travel is told in words."""
+
+    def work(_):
+        raise OddError("a", "b")
+
+    mine, other = First(monkeypatch).play(work)
+    assert type(mine) is OddError
+    assert "OddError: a b" in str(other)
+    assert isinstance(other, LazyShardsError)
+
+
+def test_once_answer_fails(monkeypatch):
+    """A rank that cannot answer goes on to the end, so that nobody waits for it, and then says so."""
+
+    def answer(command):
+        raise OSError(f"no {command}")
+
+    first = First(monkeypatch)
+    mine, other = first.play(lambda ask: [ask(i) for i in range(3)] and "done", answer)
+    assert mine == "done"
+    assert str(other) == "no 2"
+    assert first.heard == len(first.said)

@@ -10,6 +10,7 @@ from lazyshards import open_shards, write_shards, writing
 from lazyshards.errors import FormatError, LayoutError, ShardReadError, UnsupportedDtypeError
 from lazyshards.manifest import NAME
 from lazyshards.testing import assert_same, example_array
+from lazyshards.writers import local_work
 
 pytestmark = pytest.mark.usefixtures("on_numpy")
 
@@ -247,10 +248,10 @@ def test_wrong_arguments(tmp_path, source, options, error):
     assert not (tmp_path / "set").exists()
 
 
-def test_urls(tmp_path):
-    """Shards are written to this machine only, and the error says what to do."""
-    with pytest.raises(ValueError, match="copy them"):
-        write_shards(np.zeros(3), "memory://set")
+def test_options_for_a_path(tmp_path):
+    """Options of a storage make no sense for a path of this machine."""
+    with pytest.raises(ValueError, match="for URLs"):
+        write_shards(np.zeros(3), tmp_path / "set", storage_options={"key": "a"})
 
 
 # Interrupted ------------------------------------------------------------------------------------------------------
@@ -370,7 +371,7 @@ def test_damaged_state(tmp_path):
 def test_without_an_atomic_exchange(tmp_path, monkeypatch):
     """Where the system cannot let two directories change places a dataset is replaced all the same."""
     write_shards(np.arange(9), tmp_path / "set")
-    monkeypatch.setattr(writing.ctypes, "CDLL", lambda *_, **__: object())
+    monkeypatch.setattr(local_work.ctypes, "CDLL", lambda *_, **__: object())
     write_shards(np.zeros(3), tmp_path / "set", overwrite=True)
     assert_same(open_shards(tmp_path / "set").compute(), np.zeros(3))
     assert os.listdir(tmp_path) == ["set"]
@@ -379,7 +380,7 @@ def test_without_an_atomic_exchange(tmp_path, monkeypatch):
 def test_progress(tmp_path, capsys):
     """A progress bar counts rows."""
     write_shards(np.zeros(3_000), tmp_path / "set", rows_per_shard=1_000, progress=True)
-    assert "3.00k/3.00k" in capsys.readouterr().err
+    assert "3,000 of 3,000 rows (100 %)" in capsys.readouterr().err
 
 
 # The command ------------------------------------------------------------------------------------------------------

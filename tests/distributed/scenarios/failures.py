@@ -1,5 +1,6 @@
 """Whatever goes wrong on one rank only: what each rank gets, how long it takes, and that the next compute works."""
 
+import gc
 import os
 import shutil
 import time
@@ -106,6 +107,24 @@ lasting = lazyshards.open_shards(local("refreshed"), on_change="refresh")
 if RANK == 1:
     np.save(shard(os.path.join(OUT, "refreshed-1"), 3), np.ones((1_300, 3, 1), "f4"))
 case("refresh: rewritten", lasting.compute)
+
+
+def wide(rows):
+    """Make each row 400,000 bytes."""
+    return np.repeat(rows[:, :1, 0], 100_000, axis=1)
+
+
+large = good.map(wide, row_shape=(100_000,))
+case("too large", large.compute)
+kept = [large[:500].compute()]
+if RANK == 1:
+    kept.append(kept)  # of 200 MB, in a cycle that is there until it is collected
+gc.disable()
+del kept
+case("large", lambda: float(large[:950].compute()[949].max()))  # more than fits beside those on rank 1
+gc.enable()
+case("batches too large", lambda: len(list(large.batches(2_000))))
+case("after too large", works)
 
 generator = np.random.default_rng(RANK)
 case("rows of its own", good[generator.integers(0, 2_400, 50)].compute)

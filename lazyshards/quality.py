@@ -1,0 +1,82 @@
+"""How well an order is shuffled, and what it costs to read in it."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from lazyshards.ahead import Source
+from lazyshards.samplers import Order
+
+__all__ = ["ShuffleQuality", "measure_quality"]
+
+_SAMPLED_BATCHES = 32
+"""Batches of an epoch that are looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShuffleQuality:
+    """How well an order is shuffled, beside what it costs; means over a sample of batches."""
+
+    rank_correlation: float
+    """Spearman's correlation of position and row: 1 in file order, about 0 where well shuffled."""
+    shards_per_batch: float
+    """Distinct shards that a batch touches."""
+    requests_per_batch: float
+    """Reads that a batch takes."""
+    bytes_per_batch: float
+    """Bytes that a batch reads."""
+    read_amplification: float
+    """Bytes read for each byte wanted."""
+    batches: int
+    """How many batches were looked at."""
+
+    def __str__(self) -> str:
+        return (
+            f"rank correlation {self.rank_correlation:+.3f}, {self.shards_per_batch:,.1f} shards, "
+            f"{self.requests_per_batch:,.1f} requests and {self.bytes_per_batch:,.0f} bytes a batch, "
+            f"{self.read_amplification:.2f} bytes read for each wanted ({self.batches} batches looked at)"
+        )
+
+
+def measure_quality(source: Source, order: Order, batch_size: int, count: int) -> ShuffleQuality:
+    """Return how well an order is shuffled and what its batches cost; reads nothing.
+
+    Parameters
+    ----------
+    source : Source
+    order : Order
+    batch_size : int
+        Rows of a batch.
+    count : int
+        Batches of the epoch.
+    """
+    numbers = np.unique(np.linspace(0, max(0, count - 1), min(count, _SAMPLED_BATCHES)).astype(int)).tolist()
+    drawn, costs = [], []
+    for number in numbers:
+        start = number * batch_size
+        rows = order.rows(start, min(start + batch_size, source.size))
+        drawn.append(np.asarray(rows, np.int64))
+        costs.append(source.cost(rows))
+    if not drawn:
+        return ShuffleQuality(0.0, 0.0, 0.0, 0.0, 0.0, 0)
+    rows = np.concatenate(drawn)
+    shards, requests, nbytes = np.mean(costs, axis=0).tolist()
+    wanted = len(rows) * source.row_nbytes
+    return ShuffleQuality(
+        rank_correlation=_correlation(rows),
+        shards_per_batch=shards,
+        requests_per_batch=requests,
+        bytes_per_batch=nbytes,
+        read_amplification=nbytes * len(drawn) / wanted if wanted else 0.0,
+        batches=len(drawn),
+    )
+
+
+def _correlation(rows: npt.NDArray[np.int64]) -> float:
+    """Return Spearman's rank correlation of rows and the order in which they come."""
+    if len(rows) < 2:
+        return 0.0
+    ranks = np.empty(len(rows))
+    ranks[np.argsort(rows, kind="stable")] = np.arange(len(rows))
+    return float(np.corrcoef(ranks, np.arange(len(rows)))[0, 1])

@@ -1,0 +1,178 @@
+"""How a view is reduced: NumPy says what the result must be, blocks are read once, ranks compare what they found."""
+
+import pickle
+from collections.abc import Callable, Iterable, Iterator
+from hashlib import blake2b
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from lazyshards import catalog
+from lazyshards.engines import wanted_engine
+from lazyshards.engines.ranks import Facts, is_first_rank, together
+from lazyshards.errors import ShardChangedError
+from lazyshards.layout import Layout
+from lazyshards.progress import Progress, progress_bar
+from lazyshards.reductions.blocks import BlockPlan, View, fold, plan_blocks, stream
+from lazyshards.reductions.reducers import Reducer, Values
+
+__all__ = ["Axis", "blocks_of", "reduce_blocks", "reduce_view", "settled", "told"]
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+Axis: TypeAlias = int | tuple[int, ...] | None
+"""Axes that are reduced, as NumPy has them; None for all."""
+
+_REFRESHES = 3
+"""Times that a reduction begins again because a file was replaced while it was read."""
+
+
+def reduce_view(
+    view: View,
+    name: str,
+    make: Callable[[tuple[int, ...], np.dtype[np.generic]], Reducer[Any]],
+    axis: Axis,
+    *,
+    keepdims: bool = False,
+    out: npt.NDArray[Any] | None = None,
+    progress: bool = False,
+    **options: Any,
+) -> Any:
+    """Return what the function of NumPy of that name would return of the view's array.
+
+    Parameters
+    ----------
+    view : View
+    name : str
+        Of the function.
+    make : callable
+        Takes the axes of a block and the dtype of the result, and returns the reduction.
+    axis : int, tuple of int or None
+        Axes of the view.
+    keepdims : bool
+    out : ndarray, optional
+        Where the result goes.
+    progress : bool
+        Whether to show a progress bar.
+    **options
+        Of the function.
+    """
+    function = getattr(np, name)
+    shape = view.shape
+    # What NumPy makes of one element: its dtype, and its errors for a dtype, an axis or an option that it refuses.
+    usual = {key: value for key, value in options.items() if key != "ddof"}  # of one element, ddof=1 leaves nothing
+    sample = np.asarray(function(np.zeros((1,) * len(shape), view.dtype), axis=axis, keepdims=keepdims, **usual))
+    if not view.size:
+        result = np.asarray(function(np.empty(shape, view.dtype), axis=axis, keepdims=keepdims, **options))
+    else:
+        axes = _positions(axis, len(shape))
+        ends = tuple([1 if i in axes else size for i, size in enumerate(shape) if keepdims or i not in axes])
+        # A block has a row axis, even if the view has none.
+        within = tuple([i + view.selection.scalar for i in axes])
+        reducer = make(within, sample.dtype)
+        result = settled(
+            view,
+            lambda layout: _reduced(layout, view, reducer, within, sample.dtype, name, progress),
+            what=f"the {name} of {len(view.selection.rows):,} rows",
+        ).reshape(ends)
+    return told(result, out)
+
+
+def told(result: npt.NDArray[Any], out: npt.NDArray[Any] | None = None) -> Any:
+    """Return a result as NumPy does: one without axes as a scalar, or in ``out``."""
+    if out is None:
+        return result[()]
+    if not isinstance(out, np.ndarray):
+        raise TypeError(f"out is a {type(out).__name__}, expected a numpy.ndarray, as reductions return")
+    if out.shape != result.shape:
+        raise ValueError(f"out has shape {out.shape}, expected {result.shape}")
+    np.copyto(out, result, casting="same_kind")
+    return out
+
+
+def _positions(axis: Axis, ndim: int) -> tuple[int, ...]:
+    """Return axes that NumPy took, counted from the first."""
+    if axis is None:
+        return tuple(range(ndim))
+    given: tuple[int, ...] = axis if isinstance(axis, tuple) else (axis,)
+    return tuple(sorted([int(i) % ndim for i in given])) if ndim else ()
+
+
+def _reduced(
+    layout: Layout,
+    view: View,
+    reducer: Reducer[Any],
+    axes: tuple[int, ...],
+    dtype: np.dtype[np.generic],
+    name: str,
+    progress: bool,
+) -> Values:
+    """Return the result, reduced axes kept with length 1: one state of all blocks, or each block's own rows."""
+    plan = plan_blocks(layout, view.selection)
+    with progress_bar(len(plan.read.rows), name, shown=progress and is_first_rank()) as bar:
+        if 0 in axes:
+            return reduce_blocks(plan, reducer, bar.update)
+        kept = [1 if i in axes else size for i, size in enumerate(plan.read.shape)]
+        result = np.empty(kept, dtype)
+
+        def place(block: npt.NDArray[Any], first: int) -> None:
+            count = len(block)
+            result[first : first + count] = reducer.finish(reducer.partial(block, first))
+
+        for _ in stream(plan, place, bar.update):
+            pass
+        return result
+
+
+def reduce_blocks(plan: BlockPlan, reducer: Reducer[S], progress: Progress | None = None) -> Values:
+    """Return the result of all blocks."""
+    return reducer.finish(fold(_until_settled(stream(plan, reducer.partial, progress), reducer), reducer.merge))
+
+
+def _until_settled(states: Iterable[S], reducer: Reducer[S]) -> Iterator[S]:
+    for state in states:
+        yield state
+        if reducer.is_settled(state):
+            return
+
+
+def settled(view: View, work: Callable[[Layout], T], *, what: str, facts: Callable[[T], Facts] | None = None) -> T:
+    """Return what ``work`` finds in the shards as they are, the same on every rank, or raise on all of them.
+
+    Every rank of a Legate run reads all blocks itself; none waits for another but here.
+
+    Parameters
+    ----------
+    view : View
+    work : callable
+        Takes the layout; called again, with ``on_change="refresh"``, if a file was replaced meanwhile.
+    what : str
+        What is found, for the error.
+    facts : callable, optional
+        Returns what must be the same of it; by default its bytes, if pickled.
+    """
+    return together(lambda: _fresh(view.layout, work), facts or _digest, wanted_engine(view.engine), what=what)
+
+
+def _fresh(layout: Layout, work: Callable[[Layout], T]) -> T:
+    if layout.storage.on_change != "refresh":
+        return work(layout)
+    for left in reversed(range(_REFRESHES)):
+        layout = catalog.refreshed(layout)
+        try:
+            return work(layout)
+        except ShardChangedError:
+            if not left:
+                raise
+    raise AssertionError("it returned or raised before")
+
+
+def _digest(result: object) -> dict[str, object]:
+    return {"result": blake2b(pickle.dumps(result, protocol=5), digest_size=16).hexdigest()}
+
+
+def blocks_of(view: View) -> BlockPlan:
+    """Return the blocks in which a view is reduced."""
+    return plan_blocks(view.layout, view.selection)

@@ -1,0 +1,341 @@
+"""Ranged reads over connections of our own, by the threads that wait for them, straight to where the bytes go.
+
+Less lies between the socket and the destination than in any library: no event loop, and no copy. What is not plain is
+left to the file system's own client: other answers than a range, and options that these connections do not know.
+"""
+
+import contextlib
+import os
+import ssl
+import threading
+import time
+import urllib.request
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from typing import Any, NamedTuple
+from urllib.parse import urljoin, urlsplit
+
+from lazyshards.storage.mounts import Mount
+from lazyshards.storage.readers import BadReplyError, Reply, ShortReplyError, host_of, http_stamp
+from lazyshards.storage.retry import PASSING_STATUS
+
+__all__ = ["Connections", "Interrupt", "NotServedError", "Route", "connections_of", "find_routes", "read_direct"]
+
+_SILENCE_SECONDS = 30.0
+"""Time without a byte after which an answer is given up."""
+_CONNECT_SECONDS = 10.0
+_MOST_IDLE = 64
+"""Open connections that are kept for the next read."""
+_MOST_ROUTES = 100_000
+_SIGNED_SECONDS, _USED_SECONDS = 3600, 600
+"""How long a signed URL is valid, and how long it is used."""
+_MOST_HOPS = 4
+_MOST_REFUSALS = 8
+"""Calls in a row that may find no plain answer: missing files among them, which say nothing of the server."""
+_CLIENT_OPTIONS = frozenset(
+    {
+        "aws_access_key_id",
+        "aws_secret_access_key",
+        "aws_session_token",
+        "endpoint_url",
+        "region_name",
+        "use_ssl",
+    }
+)
+"""Options of an S3 client that a signed URL has in it."""
+_CONFIG_OPTIONS = frozenset(
+    {
+        "connect_timeout",
+        "max_pool_connections",
+        "read_timeout",
+        "region_name",
+        "retries",
+        "s3",
+        "signature_version",
+        "tcp_keepalive",
+        "user_agent",
+        "user_agent_extra",
+    }
+)
+
+
+class NotServedError(Exception):
+    """The answer is none that a plain range has; the file system's own client knows what to do."""
+
+
+class _StatusError(OSError):
+    """The server said that it cannot answer now."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"the server answered {status}")
+        self.status = status
+
+
+class Route(NamedTuple):
+    """How the bytes of a file are asked for."""
+
+    url: str
+    """Signature included."""
+    headers: Mapping[str, str]
+    """Of every request."""
+    made: float
+    """Time when it was made, by the monotonic clock."""
+
+
+@dataclass(eq=False)
+class Connections:
+    """Open connections of one file system, and the routes of its files."""
+
+    kind: str
+    """``"s3"`` or ``"http"``."""
+    is_trusted: bool = True
+    """Whether the server takes what comes over them; else they are not used again."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    idle: list[tuple[tuple[str, str], HTTPConnection]] = field(default_factory=list)
+    """Scheme and authority, and the connection; used last, last."""
+    routes: "OrderedDict[str, Route]" = field(default_factory=OrderedDict)
+    """Path -> route, for S3."""
+    context: ssl.SSLContext | None = None
+    """Whose certificates are believed; made when first needed."""
+    refusals: int = 0
+    """Calls of which nothing was served, one after the other."""
+
+    def doubt(self) -> None:
+        """Note that nothing of a call was served; signatures are made anew, and after a few times all is left off."""
+        self.refusals += 1
+        self.is_trusted = self.is_trusted and self.refusals < _MOST_REFUSALS
+        with self.lock:
+            self.routes.clear()
+
+    def take(self, scheme: str, authority: str) -> tuple[HTTPConnection, bool]:
+        """Return a connection, and whether it was used before."""
+        with self.lock:
+            for i in range(len(self.idle) - 1, -1, -1):
+                if self.idle[i][0] == (scheme, authority):
+                    return self.idle.pop(i)[1], True
+            if scheme == "https" and self.context is None:
+                bundle = [os.environ.get(name) for name in ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE")]
+                self.context = ssl.create_default_context(
+                    cafile=next(filter(None, bundle if self.kind == "s3" else []), None)
+                )
+        if scheme == "https":
+            return HTTPSConnection(authority, timeout=_CONNECT_SECONDS, context=self.context), False
+        return HTTPConnection(authority, timeout=_CONNECT_SECONDS), False
+
+    def give(self, scheme: str, authority: str, connection: HTTPConnection) -> None:
+        """Keep a connection for the next read."""
+        with self.lock:
+            self.idle.append(((scheme, authority), connection))
+            old = self.idle.pop(0)[1] if len(self.idle) > _MOST_IDLE else None
+        if old is not None:
+            old.close()
+
+
+class Interrupt:
+    """Ends all reads of one call at once."""
+
+    def __init__(self) -> None:
+        self.event = threading.Event()
+        self._busy: set[HTTPConnection] = set()
+        self._lock = threading.Lock()
+
+    def enter(self, connection: HTTPConnection) -> None:
+        """Note that a connection is read from."""
+        with self._lock:
+            self._busy.add(connection)
+        if self.event.is_set():
+            raise ConnectionAbortedError("the read was ended")
+
+    def leave(self, connection: HTTPConnection) -> None:
+        """Note that it is not any more."""
+        with self._lock:
+            self._busy.discard(connection)
+
+    def end(self) -> None:
+        """End what is under way, whatever it waits for, and what would begin."""
+        self.event.set()
+        with self._lock:
+            for connection in self._busy:
+                sock = connection.sock
+                if sock is not None:
+                    with contextlib.suppress(OSError):
+                        sock.shutdown(2)
+
+
+# What goes this way ----------------------------------------------------------------------------------------------
+
+
+def connections_of(mount: Mount) -> Connections | None:
+    """Return the connections of a file system; None if it must be read by its own client."""
+    if mount.direct is None:
+        kind = _kind_of(mount.fs)
+        mount.direct = Connections(kind, is_trusted=bool(kind))
+    found: Connections = mount.direct
+    return found if found.is_trusted else None
+
+
+def _kind_of(fs: Any) -> str:
+    """Return how a file system is read directly; empty if it has options that only its own client knows."""
+    module = type(fs).__module__
+    if module == "fsspec.implementations.http":
+        plain = set(fs.kwargs) <= {"headers"} and set(fs.client_kwargs) <= {"headers"}
+        return "http" if plain and getattr(fs.get_client, "__module__", "") == module else ""
+    if module == "s3fs.core":
+        plain = set(fs.client_kwargs) <= _CLIENT_OPTIONS and set(fs.config_kwargs) <= _CONFIG_OPTIONS
+        plain = plain and not fs.s3_additional_kwargs and set(fs.req_kw) <= {"RequestPayer"} and not fs.kwargs
+        return "s3" if plain and not set(urllib.request.getproxies()) - {"no"} else ""
+    return ""
+
+
+def find_routes(
+    mount: Mount, connections: Connections, paths: Sequence[str], run: Callable[[Any, Any], Any]
+) -> list[Route | None]:
+    """Return the route of each path, None for one that must be read by the file system's own client.
+
+    Parameters
+    ----------
+    mount : Mount
+    connections : Connections
+    paths : sequence of str
+        As the file system takes them.
+    run : callable
+        Runs a coroutine on an event loop.
+    """
+    if connections.kind == "http":
+        return [_http_route(mount, path) for path in paths]
+    now = time.monotonic()
+    with connections.lock:
+        known = [connections.routes.get(path) for path in paths]
+    missing = [
+        path for path, route in zip(paths, known, strict=True) if route is None or now - route.made > _USED_SECONDS
+    ]
+    if not missing:
+        return known
+    urls = run(mount.fs.loop, _signed(mount.fs, list(dict.fromkeys(missing))))
+    made = {path: Route(url, {}, now) for path, url in urls.items()}
+    with connections.lock:
+        connections.routes.update(made)
+        while len(connections.routes) > _MOST_ROUTES:
+            connections.routes.popitem(last=False)
+    return [made.get(path, route) for path, route in zip(paths, known, strict=True)]
+
+
+def _http_route(mount: Mount, path: str) -> Route | None:
+    if host_of(path) in mount.without_ranges:
+        return None
+    fs = mount.fs
+    url = str(fs.encode_url(path))
+    headers = {**fs.client_kwargs.get("headers", {}), **fs.kwargs.get("headers", {})}
+    return None if "@" in urlsplit(url).netloc else Route(url, headers, time.monotonic())
+
+
+async def _signed(fs: Any, paths: Sequence[str]) -> dict[str, str]:
+    """Return a signed URL of each path that can have one."""
+    await fs.set_session()
+    found = {}
+    for path in paths:
+        bucket, key, version = fs.split_path(path)
+        client = await fs.get_s3(bucket)
+        named = {"Bucket": bucket, "Key": key, **fs.req_kw, **({"VersionId": version} if version else {})}
+        url = await client.generate_presigned_url("get_object", Params=named, ExpiresIn=_SIGNED_SECONDS)
+        found[path] = str(url)
+    return found
+
+
+# Reading ---------------------------------------------------------------------------------------------------------
+
+
+def read_direct(
+    connections: Connections, route: Route, start: int, stop: int, into: memoryview | None, interrupt: Interrupt
+) -> Reply:
+    """Read bytes [start, stop), into the buffer if there is one.
+
+    Raises
+    ------
+    NotServedError
+        If the answer is no plain range.
+    """
+    url = route.url
+    headers = {**route.headers, "Accept-Encoding": "identity", "Range": f"bytes={start}-{stop - 1}"}
+    for _ in range(_MOST_HOPS):
+        scheme, authority, *_ = urlsplit(url)
+        connection, answer = _ask(connections, url, headers, interrupt)
+        try:
+            reply = _receive(answer, start, stop, into)
+        except BaseException:
+            connection.close()
+            raise
+        finally:
+            interrupt.leave(connection)
+        if reply is not None:
+            if answer.will_close:
+                connection.close()
+            else:
+                connections.give(scheme, authority, connection)
+            connections.refusals = 0
+            return reply
+        connection.close()
+        elsewhere = urljoin(url, answer.headers.get("Location", ""))
+        if connections.kind != "http" or not elsewhere.startswith(("http://", "https://")):
+            break
+        if urlsplit(elsewhere).netloc != authority:
+            headers = {name: headers[name] for name in ("Accept-Encoding", "Range")}
+        url = elsewhere
+    raise NotServedError
+
+
+def _ask(
+    connections: Connections, url: str, headers: Mapping[str, str], interrupt: Interrupt
+) -> tuple[HTTPConnection, HTTPResponse]:
+    """Send a request and return the connection, which counts as busy, and the answer's head."""
+    scheme, authority, path, query, _ = urlsplit(url)
+    while True:
+        connection, was_used = connections.take(scheme, authority)
+        try:
+            if not was_used:
+                connection.connect()
+            interrupt.enter(connection)
+            connection.request("GET", f"{path or '/'}?{query}" if query else path or "/", headers=dict(headers))
+            connection.sock.settimeout(_SILENCE_SECONDS)
+            return connection, connection.getresponse()
+        except BaseException as exc:
+            connection.close()
+            interrupt.leave(connection)
+            if isinstance(exc, ssl.SSLError):
+                connections.is_trusted = False  # its own client may know other certificates
+                raise NotServedError from exc
+            # A server ends connections that were idle; that says nothing of this request.
+            passes = isinstance(exc, OSError | HTTPException) and not isinstance(exc, TimeoutError)
+            if not was_used or not passes or interrupt.event.is_set():
+                raise
+
+
+def _receive(answer: HTTPResponse, start: int, stop: int, into: memoryview | None) -> Reply | None:
+    """Read the body of an answer; None if it sends elsewhere."""
+    if answer.status in {301, 302, 303, 307, 308}:
+        return None
+    if answer.status in PASSING_STATUS:
+        raise _StatusError(answer.status)
+    headers = answer.headers
+    if answer.status != 206 or headers.get("Content-Encoding", "identity") not in {"", "identity"}:
+        raise NotServedError
+    span, _, total = headers.get("Content-Range", "").removeprefix("bytes").strip().partition("/")
+    first, _, last = span.partition("-")
+    if not (first.isdecimal() and last.isdecimal() and total.isdecimal() and int(first) == start and int(last) < stop):
+        raise NotServedError
+    expected = int(last) + 1 - start
+    if expected < min(stop, int(total)) - start or answer.length not in {None, expected}:
+        raise NotServedError
+    stamp = http_stamp(int(total), headers.get("ETag", ""), headers.get("Last-Modified", ""))
+    out = into if into is not None and len(into) == expected else memoryview(bytearray(expected))
+    done = 0
+    while done < expected:
+        more = answer.readinto(out[done:])
+        if not more:
+            raise ShortReplyError(f"{done:,} of {expected:,} bytes came from byte {start:,} on")
+        done += more
+    if not answer.isclosed() and answer.read(1):
+        raise BadReplyError(f"more than {expected:,} bytes came from byte {start:,} on")
+    return Reply(memoryview(b"") if out is into else out, expected, stamp)
