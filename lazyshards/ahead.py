@@ -72,8 +72,12 @@ class Source(Protocol):
         """Return a random seed, the same on every rank."""
         ...
 
-    def reading(self) -> AbstractContextManager[None]:
-        """Return what must be entered while batches are read ahead."""
+    def reading(self, scattered: int = 0) -> AbstractContextManager[None]:
+        """Return what must be entered while batches are read ahead: so many rows in no order, if any."""
+        ...
+
+    def warmed_nbytes(self, scattered: int) -> int:
+        """Return the bytes of files that are read front to back while so many rows, in no order, are read ahead."""
         ...
 
     def begin(self, rows: Rows) -> Pending:

@@ -276,11 +276,18 @@ class Batches:
         last_epoch = self._first_epoch + self._epochs - 1
         if not self.batches_per_epoch and not self._position:
             self._epoch = last_epoch
-        with self._source.reading(), self._bar(last_epoch) as bar:
+        with self._source.reading(self._scattered()), self._bar(last_epoch) as bar:
             while self._epoch <= last_epoch:
                 yield from self._run_epoch(bar)
                 # Only now: until the next batch is asked for, the position is that of this epoch's end.
                 self._epoch, self._position = self._epoch + 1, 0
+
+    def _scattered(self) -> int:
+        """Return how many rows, in no order, one ``for`` from here on reads ahead."""
+        if not self._shuffle.name or not self._prefetch:
+            return 0
+        epochs = max(0, self._first_epoch + self._epochs - self._epoch)
+        return max(0, epochs * self._source.size - self._position)
 
     def _run_epoch(self, bar: Bar) -> Generator[Batch, None, None]:
         stop = self._stop_row()
@@ -315,8 +322,9 @@ class Batches:
         return progress_bar(total, "batches", shown=self._progress and is_first_rank())
 
     def quality(self) -> ShuffleQuality:
-        """Return how well this epoch is shuffled and what its batches cost, from a sample of them; reads nothing."""
-        return measure_quality(self._source, self.order(self._epoch), self._batch_size, self.batches_per_epoch)
+        """Return how well this epoch is shuffled and what its batches cost, from a sample of them; reads no row."""
+        order, count = self.order(self._epoch), self.batches_per_epoch
+        return measure_quality(self._source, order, self._batch_size, count, self._scattered())
 
 
 def _count(value: object, name: str, least: int | None) -> int:

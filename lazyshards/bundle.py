@@ -1,7 +1,7 @@
 """Several datasets of equal length as one: rows aligned, results in a dict."""
 
-from collections.abc import Callable, Iterable, KeysView, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from hashlib import blake2b
 from typing import Any, Protocol, TypeAlias, Unpack
 
@@ -363,16 +363,16 @@ class _BundleSource:
         return self._first.draw_seed()
 
     @contextmanager
-    def _all_reading(self) -> Any:
+    def reading(self, scattered: int = 0) -> Iterator[None]:
+        """Return what must be entered while batches are read ahead: so many rows in no order, if any."""
         with ExitStack() as stack:
             for source in self._sources.values():
-                stack.enter_context(source.reading())
+                stack.enter_context(source.reading(scattered))
             yield
 
-    def reading(self) -> AbstractContextManager[None]:
-        """Return what must be entered while batches are read ahead."""
-        reading: AbstractContextManager[None] = self._all_reading()
-        return reading
+    def warmed_nbytes(self, scattered: int) -> int:
+        """Return the bytes of files that are read front to back while so many rows, in no order, are read ahead."""
+        return sum(source.warmed_nbytes(scattered) for source in self._sources.values())
 
     def begin(self, rows: Rows) -> Pending:
         """Begin to read the rows of every dataset."""

@@ -13,9 +13,10 @@ from lazyshards.finding import Found, locate, natural_key
 from lazyshards.formats import find_format
 from lazyshards.formats.base import Fault, describe_faults
 from lazyshards.hashing import DIGEST_NBYTES, best_algorithm, hash_file
+from lazyshards.holders import file_of, stamped_paths
 from lazyshards.layout import MOST_AXES, Decoded, Layout, Shard
 from lazyshards.manifest import Manifest
-from lazyshards.storage import Stamp
+from lazyshards.storage import Stamp, Storage
 
 __all__ = [
     "check_policy",
@@ -106,8 +107,12 @@ def describe(found: Found, manifest: str) -> Layout:
 
 def _inspect(found: Found) -> Layout:
     """Return the layout of the files, if every one is a shard and all agree."""
+    return _agreed(found, found.reader.inspect(found.paths, found.storage, found.options))
+
+
+def _agreed(found: Found, described: Sequence[Shard | Fault]) -> Layout:
+    """Return the layout of what was found in the files, if every one is a shard and all agree."""
     dtype = found.dtype
-    described = found.reader.inspect(found.paths, found.storage, found.options)
     faults = [shard for shard in described if isinstance(shard, Fault)]
     shards = [shard for shard in described if isinstance(shard, Shard)]
     faults += disagreements(shards, dtype)
@@ -161,10 +166,13 @@ def _use_manifest(found: Found, policy: str) -> Layout:
     stale = ""
     saved: Manifest | None = None
     known: Layout | None = None
+    differences = manifests.Differences(other="it cannot be used")
     try:
         saved = manifests.read(found.manifest, found.storage)
         text = options_text(found.options)
-        stale = str(manifests.compare(saved, found.paths, _stamps_now(found), format=found.reader.name, options=text))
+        stamps = _stamps_now(found, saved)
+        differences = manifests.compare(saved, found.paths, stamps, format=found.reader.name, options=text)
+        stale = str(differences)
         known = None if stale else _cast(saved, found.dtype)
     except (FormatError, LayoutError, ShardReadError) as exc:
         stale = str(exc)
@@ -175,14 +183,33 @@ def _use_manifest(found: Found, policy: str) -> Layout:
             f"{found.manifest!r} is stale: {stale}; write it again with `lazyshards index`, or open with "
             'manifest="refresh", or with "auto" to do without it'
         )
-    layout = _inspect(found)
     if not stale:
-        return layout  # it is fresh, and leaves the headers to be read
+        return _inspect(found)  # it is fresh, and leaves the headers to be read
+    layout = (policy == "refresh" and saved is not None and _inspect_some(found, saved, differences)) or _inspect(found)
     if policy == "refresh":
         algorithm, hashes = _hashed_again(layout, saved)
         manifests.save(layout, folder=found.folder, algorithm=algorithm, hashes=hashes)
         return replace(layout, manifest=f"written again: {stale}")
     return replace(layout, manifest=f"not used: {stale}")
+
+
+def _inspect_some(found: Found, saved: Manifest, differences: manifests.Differences) -> Layout | None:
+    """Return the layout of the files, of which only those that changed are looked at; None if that does not do."""
+    if differences.other or not saved.is_complete or saved.inner is not None:
+        return None
+    wanted = {*differences.added, *differences.changed}
+    kept = [path for path in found.paths if path not in wanted]
+    if not kept:
+        return None
+    numbers = dict(zip(*saved.listed(), strict=True))
+    before = saved.layout.shards
+    # One that is known is looked at as well: the others are to be taken as it was.
+    looked_at = [kept[0], *[path for path in found.paths if path in wanted]]
+    described = found.reader.inspect(looked_at, found.storage, found.options)
+    if len(described) != len(looked_at) or described[0] != before[numbers[kept[0]]]:
+        return None
+    anew = dict(zip(looked_at, described, strict=True))
+    return _agreed(found, [anew[path] if path in anew else before[numbers[path]] for path in found.paths])
 
 
 def _open_manifest(found: Found, policy: str) -> Layout:
@@ -203,7 +230,7 @@ def _open_manifest(found: Found, policy: str) -> Layout:
             kinds = ", ".join(sorted({str(saved.layout.dtype), *map(str, saved.layout.dtypes.values())}))
             raise LayoutError(f"{saved.path!r} lists shards of the dtypes {kinds}: give a dtype= that holds all safely")
         return replace(layout, manifest="opened by its name; each shard is checked when it is read")
-    listed = [saved.layout.root + name for name in saved.layout.names]
+    listed, _ = saved.listed()
     there = found._replace(paths=listed)
     if policy == "auto":
         return replace(_inspect(there), manifest="opened by its name; its format reads all headers again")
@@ -225,9 +252,10 @@ def _cast(saved: Manifest, dtype: np.dtype[np.generic] | None) -> Layout | None:
     return None if kinds else layout
 
 
-def _stamps_now(found: Found) -> list[Stamp | None]:
-    """Return the stamps that the shards have."""
-    heads = found.storage.heads(found.paths, 0)
+def _stamps_now(found: Found, saved: Manifest) -> list[Stamp | None]:
+    """Return the stamps that the files have, of stores those of the files that describe them."""
+    stamped = saved.stamped()
+    heads = found.storage.heads(stamped_paths(found.paths, stamped) if stamped else found.paths, 0)
     return [None if head.error is not None else head.stamp for head in heads]
 
 
@@ -257,14 +285,51 @@ def save_manifest(layout: Layout, *, content: bool = False, folder: str | None =
     content : bool
         Whether to save a hash of each file's content.
     folder : str, optional
-        Directory of the manifest, with the separator; by default that which all shards lie in.
+        Directory of the manifest, with the separator. By default that which all shards lie in; then no manifest is
+        replaced that lists others which are still there.
     """
-    if find_format(layout.format).directories:
-        raise LayoutError(f"{layout.format} stores have no manifest: one listing does not tell whether a chunk changed")
+    if folder is None:
+        folder = manifests.folder_of(layout)
+        _check_replaced(layout, folder)
     if not content:
         return manifests.save(layout, folder=folder)
+    if find_format(layout.format).directories or file_of(layout.path(0), layout.source(0)) != layout.path(0):
+        raise LayoutError(
+            f"content hashes are of whole files, and {layout.path(0)!r} is none: save the manifest without them"
+        )
     algorithm = best_algorithm()
     return manifests.save(layout, folder=folder, algorithm=algorithm, hashes=hash_shards(layout, algorithm))
+
+
+def _check_replaced(layout: Layout, folder: str) -> None:
+    """Raise LayoutError if a manifest lists shards that are there and that a layout lacks."""
+    storage = layout.storage
+    (head,) = storage.heads([folder + manifests.NAME], 0)
+    if head.error is not None:
+        return
+    try:
+        before = manifests.read(folder + manifests.NAME, storage)
+    except (LayoutError, FormatError, ShardReadError):
+        return  # nothing is lost with it
+    own = {layout.root + name for name in layout.names}
+    others = [path for path in [before.layout.root + name for name in before.layout.names] if path not in own]
+    there = [path for path, head in zip(others, _present(before, others, storage), strict=True) if head]
+    if there:
+        raise LayoutError(
+            f"{folder + manifests.NAME!r} lists {len(there):,} shards that this dataset does not have, such as "
+            f"{there[0]!r}: open {folder!r} to save the manifest of all, or remove that file first"
+        )
+
+
+def _present(before: Manifest, paths: Sequence[str], storage: Storage) -> list[bool]:
+    """Return which shards of a manifest are still there."""
+    stamped = before.stamped()
+    files = [stamped_paths([path], stamped)[0] for path in paths]
+    if before.inner is not None:
+        layout = before.layout
+        known = {layout.path(i): layout.path(i)[: len(layout.path(i)) - int(n)] for i, n in enumerate(before.inner)}
+        files = [known[path] for path in paths]
+    return [head.error is None for head in storage.heads(files, 0)]
 
 
 def hash_shards(layout: Layout, algorithm: str) -> npt.NDArray[np.uint8]:

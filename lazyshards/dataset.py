@@ -28,7 +28,14 @@ from lazyshards.engines import (
 )
 from lazyshards.engines.handover import scan_together
 from lazyshards.engines.ranks import is_first_rank, layout_facts, once, rank_note, together
-from lazyshards.errors import EngineError, LazyShardsError, ShardChangedError, UnsupportedDtypeError
+from lazyshards.errors import (
+    EngineError,
+    LayoutError,
+    LazyShardsError,
+    SelectionError,
+    ShardChangedError,
+    UnsupportedDtypeError,
+)
 from lazyshards.functions import keep_function
 from lazyshards.layout import Layout, Shard, native_dtype
 from lazyshards.looking import checked_count, sampled_rows
@@ -39,6 +46,7 @@ from lazyshards.recording import Recorder, stage
 from lazyshards.reductions import Measurable
 from lazyshards.selection import Selection, is_whole, select, select_all
 from lazyshards.source import ViewSource
+from lazyshards.where import filtered_rows, true_rows
 
 __all__ = ["ShardedDataset", "open_shards"]
 
@@ -108,6 +116,9 @@ def open_shards(
     **options
         Options of the format. With ``reader=``, a function, that one reads the files, of any format: it is called as
         ``reader(path, start, stop)`` and returns those rows; ``rows=``, ``dtype=`` and ``row_shape=`` say the rest.
+        With ``filters=``, such as ``[("label", "==", 3), ("age", ">", 20)]``, only the rows of Parquet files for which
+        all conditions hold (or, of a list of such lists, those of one of them): an index view, for which row groups are
+        skipped by their statistics, and of the others no more is read than the columns of the filters.
         A mapping as ``columns=`` or ``dataset=``, such as ``columns={"x": ["a", "b"], "y": "label"}``, opens each of
         its values and returns a :class:`Bundle` of them under its keys.
 
@@ -154,6 +165,7 @@ def open_shards(
             }
             each = {key: {**alike, **options, name: one} for key, one in named.items()}
             return zip_shards(**{key: open_shards(path, **given) for key, given in each.items()})
+    filters = options.pop("filters", None)
     layout = scan_together(
         path,
         engine=wanted_engine(engine),
@@ -166,7 +178,8 @@ def open_shards(
         dtype=dtype,
         options=options,
     )
-    return ShardedDataset(layout, select_all(layout.rows, layout.row_shape), engine)
+    opened = ShardedDataset(layout, select_all(layout.rows, layout.row_shape), engine)
+    return opened if filters is None else opened[filtered_rows(layout, filters, wanted_engine(engine))]
 
 
 def _operator(ufunc: np.ufunc, *, reflected: bool = False) -> _Operator:
@@ -364,6 +377,8 @@ class ShardedDataset(Measurable):
         >>> len(lazyshards.open_shards("indexed", engine="numpy", manifest="require"))
         4
         """
+        if self._layout.format == "memory":
+            raise LayoutError("a dataset that was persisted lies in memory and has no manifest: cache(path) writes one")
         return once(
             lambda _: catalog.save_manifest(self._layout, content=content),
             wanted_engine(self._engine),
@@ -386,6 +401,67 @@ class ShardedDataset(Measurable):
             If NumPy would refuse the index, or it cannot be lazy.
         """
         return ShardedDataset(self._layout, select(self._selection, index), self._engine)
+
+    def where_rows(
+        self, predicate: "Callable[[npt.NDArray[Any]], Any] | ShardedDataset", *, progress: bool = False
+    ) -> "ShardedDataset":
+        """Return the rows for which a predicate is true: a view of their numbers, for which all rows are read once.
+
+        They are read and judged by the NumPy engine, whichever engine the dataset has, in blocks and on all
+        processors; what is kept is a byte for each of 16 million rows at a time, and eight for each row that is found.
+        With several ranks, each reads all.
+
+        Parameters
+        ----------
+        predicate : callable or ShardedDataset
+            A function that is given a block of rows, as that of :meth:`map`, and returns a boolean for each of them; or
+            a lazy dataset of booleans, one for each row, such as ``ds[:, 3] > 0``, of which only the columns that it
+            needs are read.
+        progress : bool
+            Show a progress bar; needs tqdm.
+
+        Returns
+        -------
+        ShardedDataset
+            A range of rows if those that are found follow each other evenly.
+
+        Raises
+        ------
+        TypeError
+            If it is neither, or the row axis was dropped.
+        SelectionError
+            If the dataset is of another length, or not of booleans.
+        MapError
+            If the function raises or returns something else.
+
+        Examples
+        --------
+        >>> import numpy as np, lazyshards
+        >>> np.save("points_0.npy", np.array([[1, -1], [2, 5], [3, 7]]))
+        >>> ds = lazyshards.open_shards("points_0.npy", engine="numpy")
+        >>> ds.where_rows(ds[:, 1] > 0).compute().tolist()
+        [[2, 5], [3, 7]]
+        >>> ds.where_rows(lambda rows: rows.sum(axis=1) == 0).compute().tolist()
+        [[1, -1]]
+        """
+        self._check_rows("where_rows")
+        if isinstance(predicate, ShardedDataset):
+            mask = predicate
+            if mask.dtype != np.bool_ or mask.shape != self.shape[:1]:
+                raise SelectionError(
+                    f"where_rows() was given a dataset of {mask.dtype} and shape {mask.shape}, expected booleans, one "
+                    f"for each of the {len(self):,} rows"
+                )
+        elif callable(predicate):
+            mask = self.map(predicate, dtype=np.bool_, row_shape=())
+        else:
+            raise TypeError(
+                f"where_rows() was given a {type(predicate).__name__}, expected a function of a block of rows, or a "
+                "lazy dataset of booleans; a mask in memory is an index, ds[mask]"
+            )
+        with progress_bar(len(self), "where_rows", shown=progress and is_first_rank()) as bar:
+            engine = wanted_engine(self._engine)
+            return self[true_rows(len(self), lambda rows: mask[rows].to_numpy(), engine, bar.update)]
 
     def astype(self, dtype: object, casting: str = "safe") -> "ShardedDataset":
         """Return the same dataset with its elements cast to another dtype, lazily: in blocks, when they are read.
@@ -1072,7 +1148,7 @@ class ShardedDataset(Measurable):
         """
         name = choose_engine(engine or self._engine, self.dtype, self.ndim)
         # A result that does not fit has a plan all the same: its numbers say why.
-        capacity = replace(find_engine(name).capacity(self.nbytes), result_nbytes=None)
+        capacity = replace(find_engine(name).capacity(self.nbytes), result_nbytes=None, ships=True)
         return compile_plan(self._layout, self._selection, capacity, tiles_per_processor=tiles_per_processor)
 
     def explain(self, engine: str | None = None) -> None:
@@ -1095,6 +1171,8 @@ def _execute(runner: Engine, plan: ReadPlan, out: Array | None, progress: Progre
     """Run a plan; with ``on_change="refresh"``, on shards as they are now, from the start if one changes meanwhile."""
     if plan.layout.storage.on_change != "refresh":
         return runner.execute(plan, out=out, progress=progress)
+    layout, rows = plan.layout.narrow(plan.rows)
+    plan = replace(plan, layout=layout, rows=rows)
     for left in reversed(range(_REFRESHES)):
         layout = together(
             partial(catalog.refreshed, plan.layout), layout_facts, runner.name, what="looking at the shards again"

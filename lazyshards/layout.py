@@ -1,9 +1,9 @@
 """What is on disk: all shards in order, and which rows each of them holds."""
 
 import hashlib
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import NamedTuple, TypeAlias, overload
 
@@ -343,6 +343,12 @@ class Layout:
                 digest.update(step.function.root.digest)
         return digest.hexdigest()
 
+    @cached_property
+    def _quick_ends(self) -> Sequence[int]:
+        """The ends, as what is quickest to bisect: plain numbers, where they are few."""
+        ends: Sequence[int] = self.ends.tolist() if len(self) <= _FEW else self.ends  # type: ignore[assignment]
+        return ends
+
     def path(self, shard: int) -> str:
         """Return the path of a shard."""
         return self.root + self.names[shard]
@@ -436,11 +442,12 @@ class Layout:
 
     def start_stop(self, shard: int) -> tuple[int, int]:
         """Return the global rows [start, stop) that a shard holds."""
-        return (int(self.ends[shard - 1]) if shard else 0), int(self.ends[shard])
+        ends = self._quick_ends
+        return (int(ends[shard - 1]) if shard else 0), int(ends[shard])
 
     def end(self, shard: int) -> int:
         """Return the rows up to and with a shard."""
-        return int(self.ends[shard])
+        return int(self._quick_ends[shard])
 
     def offset(self, shard: int) -> int:
         """Return the first byte of a packed shard's rows in its own file."""
@@ -539,18 +546,17 @@ class Layout:
             names, ends = tuple([self.names[i] for i in numbers]), np.cumsum(self.ends[which] - self._starts(which))
         # Every slice of every dataset comes by here, and dataclasses.replace would take most of its time.
         picked = object.__new__(Layout)
-        fields = picked.__dict__
-        fields.update(self.__dict__)
-        fields.pop("fingerprint", None)
-        fields["names"], fields["ends"] = names, ends
-        fields["stamps"], fields["offsets"] = self.stamps[which], self.offsets[which]
+        values = picked.__dict__
+        values.update(self.__getstate__())
+        values["names"], values["ends"] = names, ends
+        values["stamps"], values["offsets"] = self.stamps[which], self.offsets[which]
         if self.sources:
-            fields["sources"] = {i: self.sources[n] for i, n in enumerate(numbers) if n in self.sources}
+            values["sources"] = {i: self.sources[n] for i, n in enumerate(numbers) if n in self.sources}
         if self.dtypes:
-            fields["dtypes"] = {i: self.dtypes[n] for i, n in enumerate(numbers) if n in self.dtypes}
+            values["dtypes"] = {i: self.dtypes[n] for i, n in enumerate(numbers) if n in self.dtypes}
         if self.etags is not None:
-            fields["etags"] = tuple([self.etags[n] for n in numbers])
-        fields["manifest"] = ""
+            values["etags"] = tuple([self.etags[n] for n in numbers])
+        values["manifest"] = ""
         return picked
 
     def _starts(self, which: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -587,9 +593,19 @@ class Layout:
     def __hash__(self) -> int:
         return hash(self.fingerprint)
 
+    def __getstate__(self) -> dict[str, object]:
+        """Return the fields alone, without what was worked out from them."""
+        values = self.__dict__
+        return {name: values[name] for name in _FIELDS}
+
     def shard_of(self, row: int) -> int:
         """Return the number of the shard that holds a global row."""
-        return int(self.ends.searchsorted(row, "right"))
+        return bisect_right(self._quick_ends, row)
+
+
+_FIELDS = tuple([each.name for each in fields(Layout)])
+_FEW = 4096
+"""Shards whose ends are kept as plain numbers, too."""
 
 
 def native_dtype(dtype: object) -> np.dtype[np.generic]:

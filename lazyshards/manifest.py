@@ -19,6 +19,15 @@ from lazyshards._version import __version__
 from lazyshards.details import DetailDecoder, descr_of, dtype_of, encode_details, names_function
 from lazyshards.errors import FormatError, LayoutError, LazyShardsError, ShardReadError
 from lazyshards.hashing import DIGEST_NBYTES
+from lazyshards.holders import (
+    decode_store,
+    encode_store,
+    file_of,
+    in_file,
+    read_stores,
+    store_source,
+    without_file,
+)
 from lazyshards.layout import MOST_AXES, Decoded, Extent, Extents, Layout, Names, Planes, Source
 from lazyshards.storage.base import Stamp, Storage
 
@@ -30,6 +39,7 @@ __all__ = [
     "compare",
     "decode",
     "encode",
+    "folder_of",
     "read",
     "save",
     "sync_directory",
@@ -44,7 +54,7 @@ _VERSION = 1
 _KEY = b"lazyshards"
 _MAGIC = b"ARROW1"
 _MOST_NBYTES = 64 << 30
-_PACKED, _PLANES, _EXTENTS, _DECODED, _UNKNOWN = range(5)
+_PACKED, _PLANES, _EXTENTS, _DECODED, _UNKNOWN, _STORE = range(6)
 """How a shard's rows lie: of unknown ones the file must be looked at again."""
 _BESIDE = ("meta.json",)
 """Files beside the shards that say how those are read."""
@@ -66,6 +76,25 @@ class Manifest:
     """Of the content hashes; empty if there are none."""
     hashes: npt.NDArray[np.uint8] | None = None
     """(shards, 16): content hash of each shard."""
+    inner: npt.NDArray[np.int64] | None = None
+    """How many characters at the end of each shard's path say where it lies in its file; None if no one does."""
+
+    def listed(self) -> tuple[list[str], Sequence[int]]:
+        """Return the files and stores that a listing shows, and of each the number of its first shard."""
+        paths = [self.layout.root + name for name in self.layout.names]
+        if self.inner is None:
+            return paths, range(len(paths))
+        files: dict[str, int] = {}
+        for i, (path, count) in enumerate(zip(paths, self.inner.tolist(), strict=True)):
+            files.setdefault(path[: len(path) - count], i)
+        return list(files), list(files.values())
+
+    def stamped(self) -> dict[str, str]:
+        """Return the path of each store, and the name in it of the file whose stamp is its own."""
+        sources = self.layout.sources
+        if self.layout.format != "zarr" or not isinstance(sources, _Sources):
+            return {}
+        return {self.layout.path(i): name for i in sources if (name := sources.stamped(i))}
 
     @property
     def folder(self) -> str:
@@ -106,13 +135,20 @@ class _Sources(Mapping[int, Source]):
     """Sources of the shards that are not one packed run, each made when it is asked for."""
 
     def __init__(
-        self, numbers: npt.NDArray[np.int64], kinds: npt.NDArray[np.int8], texts: Names, decoder: DetailDecoder
+        self,
+        numbers: npt.NDArray[np.int64],
+        kinds: npt.NDArray[np.int8],
+        texts: Names,
+        shared: Sequence[str],
+        places: "_Places",
     ) -> None:
         self._numbers = numbers
         """Numbers of those shards, ascending."""
         self._kinds = kinds
         self._texts = texts
-        self._decoder = decoder
+        self._shared = shared
+        self._decoder = DetailDecoder(shared)
+        self._places = places
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -127,14 +163,36 @@ class _Sources(Mapping[int, Source]):
         at = self._find(shard)
         if at is None:
             raise KeyError(shard)
+        places = self._places
+        path, count = places.root + places.names[shard], 0 if places.inner is None else int(places.inner[shard])
         try:
-            return _source(int(self._kinds[at]), self._texts[at], self._decoder)
+            if self._kinds[at] == _STORE:
+                return store_source(path, decode_store(self._texts[at], self._shared), places.options)
+            source = _source(int(self._kinds[at]), self._texts[at], self._decoder)
         except ValueError as exc:
             raise LayoutError(f"the manifest is damaged at shard {shard:,}: {exc}; write it again") from exc
+        return in_file(source, path[:-count]) if count else source
+
+    def stamped(self, shard: int) -> str:
+        """Return the name, within a store, of the file whose stamp is its own; empty of what is no store."""
+        at = self._find(shard)
+        if at is None or self._kinds[at] != _STORE:
+            return ""
+        return decode_store(self._texts[at], self._shared).stamped
 
     def _find(self, shard: int) -> int | None:
         at = int(self._numbers.searchsorted(shard))
         return at if at < len(self._numbers) and self._numbers[at] == shard else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where the shards of a manifest lie, which what is saved of them does not repeat."""
+
+    root: str
+    names: Names
+    inner: npt.NDArray[np.int64] | None
+    options: str
 
 
 def _source(kind: int, text: str, decoder: DetailDecoder) -> Source:
@@ -214,8 +272,10 @@ def encode(
         columns["dtype"] = pa.array(numbers)
     shared: list[str] = []
     if layout.sources:
-        kinds, texts, shared = _encode_sources(layout)
+        kinds, texts, shared, inner = _encode_sources(layout)
         columns["kind"] = pa.array(kinds)
+        if inner.any():
+            columns["inner"] = pa.array(inner)
         columns["detail"] = pa.array(texts, pa.large_binary())
     if hashes is not None:
         columns["hash"] = pa.FixedSizeBinaryArray.from_buffers(
@@ -251,12 +311,25 @@ def _as_stored(layout: Layout) -> Layout:
     return replace(layout, dtype=layout.stored or layout.dtype, stored=None, steps=(), manifest="")
 
 
-def _encode_sources(layout: Layout) -> tuple[npt.NDArray[np.int8], list[bytes], list[str]]:
+def _encode_sources(
+    layout: Layout,
+) -> tuple[npt.NDArray[np.int8], list[bytes], list[str], npt.NDArray[np.int64]]:
+    """Return kind and text of each shard's source, what several texts refer to, and the lengths of inner paths."""
     kinds = np.zeros(len(layout), np.int8)
+    inner = np.zeros(len(layout), np.int64)
     texts = [b""] * len(layout)
+    if layout.format == "zarr":
+        known: dict[str, int] = {}
+        for shard, store in enumerate(read_stores(layout.shards, layout.storage)):
+            kinds[shard] = _UNKNOWN if store is None else _STORE
+            texts[shard] = b"" if store is None else encode_store(store, known).encode()
+        return kinds, texts, list(known), inner
     decoded: dict[int, Decoded] = {}
     for shard in layout.sources:
-        source = layout.sources[shard]
+        path, source = layout.path(shard), layout.sources[shard]
+        if layout.format == "hdf5":
+            inner[shard] = len(path) - len(file_of(path, source))
+            source = without_file(path, source)
         if isinstance(source, Planes):
             kinds[shard], texts[shard] = _PLANES, json.dumps(source).encode()
         elif isinstance(source, Extents) and not any([extent.path for extent in source.extents]):
@@ -269,7 +342,7 @@ def _encode_sources(layout: Layout) -> tuple[npt.NDArray[np.int8], list[bytes], 
     found, shared = encode_details(list(decoded.values()))
     for shard, text in zip(decoded, found, strict=True):
         kinds[shard], texts[shard] = (_UNKNOWN, b"") if text is None else (_DECODED, text.encode())
-    return kinds, texts, shared
+    return kinds, texts, shared, inner
 
 
 # From bytes ------------------------------------------------------------------------------------------------------
@@ -338,16 +411,23 @@ def _decode_table(table: Any, path: str, storage: Storage) -> Manifest:
         raise ValueError("rows that lie beyond the end of their file")
     others = np.flatnonzero(~packed)
     sources: Mapping[int, Source] = {}
+    inner = _numbers(table["inner"]) if "inner" in table.column_names else None
+    for i in [] if inner is None else np.flatnonzero(inner).tolist():
+        whole, count = prefix + names[i], int(inner[i])
+        if not (0 < count < len(whole) and whole[-count:].startswith("::/")):
+            raise ValueError(f"{whole!r} does not name a file and a place in it")
+    root = path[: -len(NAME)] + prefix
     if len(others):
         texts = _names(table["detail"].take(_arrow().array(others)), len(others))
-        sources = _Sources(others, kinds[others], texts, DetailDecoder(list(map(str, described["shared"]))))
+        places = _Places(root, names, inner, str(described["options"]))
+        sources = _Sources(others, kinds[others], texts, list(map(str, described["shared"])), places)
     odd = {i: dtypes[numbers[i]] for i in np.flatnonzero(numbers).tolist()}
     layout = Layout(
         format=str(described["format"]),
         storage=storage,
         row_shape=row_shape,
         dtype=dtypes[0],
-        root=path[: -len(NAME)] + prefix,
+        root=root,
         names=names,
         ends=np.cumsum(rows),
         stamps=np.stack([size, mtime, inode], 1),
@@ -361,7 +441,7 @@ def _decode_table(table: Any, path: str, storage: Storage) -> Manifest:
         raise ValueError("its fingerprint is not that of what it holds")
     # What a format needs is the business of its own version.
     is_complete = not (kinds == _UNKNOWN).any() and (
-        described["writer"] == __version__ or not (kinds == _DECODED).any()
+        described["writer"] == __version__ or not np.isin(kinds, (_DECODED, _STORE)).any()
     )
     hashes = None
     if described["hash"]:
@@ -369,7 +449,7 @@ def _decode_table(table: Any, path: str, storage: Storage) -> Manifest:
         buffer = chunk.buffers()[1]
         hashes = np.frombuffer(buffer or b"", np.uint8)[: len(table) * DIGEST_NBYTES].reshape(-1, DIGEST_NBYTES)
     beside = {str(name): Stamp(*stamp) for name, stamp in described["beside"].items()}
-    return Manifest(path, layout, is_complete, beside, str(described["hash"]), hashes)
+    return Manifest(path, layout, is_complete, beside, str(described["hash"]), hashes, inner)
 
 
 def _numbers(column: Any) -> npt.NDArray[np.int64]:
@@ -469,7 +549,7 @@ def save(
     OSError
         If the file cannot be written.
     """
-    folder = layout.root if folder is None else folder
+    folder = folder_of(layout) if folder is None else folder
     beside = _beside_stamps(layout.storage, folder, layout.format)
     data = encode(layout, folder, beside=beside, algorithm=algorithm, hashes=hashes)
     path, put = layout.storage.local_path(folder + NAME), getattr(layout.storage, "put", None)
@@ -480,6 +560,13 @@ def save(
     else:
         raise LayoutError(f"the storage of {folder!r} cannot be written to, so that the shards have no manifest")
     return folder + NAME
+
+
+def folder_of(layout: Layout) -> str:
+    """Return the directory, with the separator, that all files and stores of a layout lie in."""
+    layout = _as_stored(layout)
+    file = file_of(layout.path(0), layout.source(0)) if len(layout) else layout.root
+    return layout.root if file.startswith(layout.root) else file[: file.rfind("/") + 1]
 
 
 def _beside_stamps(storage: Storage, folder: str, format: str) -> dict[str, Stamp]:
@@ -514,10 +601,10 @@ def compare(
         return Differences(other=f"it was made with the options {layout.options or 'none'}, not {options or 'none'}")
     if _beside_stamps(layout.storage, manifest.folder, format) != manifest.beside:
         return Differences(other=f"{_BESIDE[0]!r}, which describes the shards, changed")
-    saved = [layout.root + name for name in layout.names]
+    saved, numbers = manifest.listed()
     if saved == list(paths):
-        return Differences(changed=_changed(layout, range(len(saved)), paths, stamps))
-    known = {path: i for i, path in enumerate(saved)}
+        return Differences(changed=_changed(layout, numbers, paths, stamps))
+    known = dict(zip(saved, numbers, strict=True))
     here = set(paths)
     both = [i for i, path in enumerate(paths) if path in known]
     found = Differences(

@@ -272,7 +272,7 @@ class _MixSource:
         self.size = rows
         self.row_nbytes = joined.row_nbytes
         self.edges, self.reading, self.draw_seed = joined.edges, joined.reading, joined.draw_seed
-        self.begin, self.cost = joined.begin, joined.cost
+        self.begin, self.cost, self.warmed_nbytes = joined.begin, joined.cost, joined.warmed_nbytes
         text = repr(([source.fingerprint for source in sources], list(counts), rows))
         self.fingerprint = blake2b(text.encode(), digest_size=16).hexdigest()
 

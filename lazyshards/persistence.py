@@ -103,8 +103,8 @@ def cached_layout(
     if found != expected:
         raise LayoutError(
             f"{place!r} holds {found[0]:,} rows of shape {found[1]} and {found[2]}, expected {expected[0]:,} of "
-            f"{expected[1]} and {expected[2]} as were cached: remove it if shards were lost; if it is new, {format} files "
-            'do not hold such rows, and format="npy" does'
+            f"{expected[1]} and {expected[2]} as were cached: remove it if shards were lost; if it is new, {format} "
+            'files do not hold such rows, and format="npy" does'
         )
     return replace(layout, note=f"cached: as {format} shards in {place!r}, {source}")
 
@@ -139,11 +139,10 @@ def _look(place: str, wanted: Mapping[str, object]) -> str | None:
     try:
         with open(os.path.join(place, _MARK), encoding="utf-8") as file:
             found = json.load(file)
-        if not isinstance(found, dict):
-            raise ValueError("it is no object")
+        found = dict(found)
     except FileNotFoundError:
         return "it holds files that are not known to be a cache" if os.listdir(place) else ""
-    except (OSError, ValueError) as exc:
+    except (OSError, ValueError, TypeError) as exc:
         return f"its {_MARK} cannot be read ({exc})"
     expected = json.loads(json.dumps(wanted))
     for name, what in (

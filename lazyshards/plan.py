@@ -31,6 +31,8 @@ class Capacity:
     """Most bytes of one tile; None if tiles may be of any size."""
     result_nbytes: int | None = None
     """Most bytes of a result now; None if the operating system decides."""
+    ships: bool = True
+    """Whether plans travel to the workers, so that their layout should be as small as can be."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -41,9 +43,9 @@ class ReadPlan:
     """
 
     layout: Layout
-    """Only the shards that the rows touch."""
+    """Only the shards that the rows touch; all of them if plans do not travel, where leaving them out costs more."""
     rows: Rows
-    """Rows of the narrowed layout, in the order of the result."""
+    """Rows of that layout, in the order of the result."""
     cell: Cell
     """The basic index applied to each row."""
     cell_shape: tuple[int, ...]
@@ -150,7 +152,7 @@ class ReadPlan:
         >>> plan.to_svg()[:4]
         '<svg'
         """
-        return display.plan_svg(self, color="#767676")
+        return display.plan_svg(self, color="#7f7f7f")
 
     def _repr_html_(self) -> str:
         return display.plan_html(self)
@@ -203,7 +205,7 @@ def compile_plan(
         If the result does not fit; the message says how many rows would.
     """
     cell_shape = selection.cell_shape
-    narrowed, rows = layout.narrow(selection.rows)
+    narrowed, rows = layout.narrow(selection.rows) if capacity.ships else (layout, selection.rows)
     count = len(rows)
     row_nbytes = layout.dtype.itemsize
     for size in cell_shape:

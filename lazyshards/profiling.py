@@ -159,7 +159,7 @@ def _line(each: Stage, total: float, *, count: bool) -> list[str]:
         display.seconds_text(each.seconds),
         f"{100 * each.seconds / total:.0f} %" if total else "",
         display.size_text(each.nbytes) if each.nbytes else "",
-        display.rate_text(each.nbytes, each.seconds),
+        "" if each.name == "allocate" else display.rate_text(each.nbytes, each.seconds),
     ]
     return [*line, f"{each.count:,}"] if count else line
 

@@ -28,19 +28,23 @@ class ShuffleQuality:
     """Bytes that a batch reads."""
     read_amplification: float
     """Bytes read for each byte wanted."""
+    warmed_nbytes: int
+    """Bytes of files that are read front to back beside the batches, as they are not in memory, would fit there, and
+    so come cheaper than row by row; 0 if that is not done."""
     batches: int
     """How many batches were looked at."""
 
     def __str__(self) -> str:
+        warmed = f", {self.warmed_nbytes:,} bytes read front to back beside them" if self.warmed_nbytes else ""
         return (
             f"rank correlation {self.rank_correlation:+.3f}, {self.shards_per_batch:,.1f} shards, "
             f"{self.requests_per_batch:,.1f} requests and {self.bytes_per_batch:,.0f} bytes a batch, "
-            f"{self.read_amplification:.2f} bytes read for each wanted ({self.batches} batches looked at)"
+            f"{self.read_amplification:.2f} bytes read for each wanted{warmed} ({self.batches} batches looked at)"
         )
 
 
-def measure_quality(source: Source, order: Order, batch_size: int, count: int) -> ShuffleQuality:
-    """Return how well an order is shuffled and what its batches cost; reads nothing.
+def measure_quality(source: Source, order: Order, batch_size: int, count: int, scattered: int) -> ShuffleQuality:
+    """Return how well an order is shuffled and what its batches cost; reads no row.
 
     Parameters
     ----------
@@ -50,6 +54,8 @@ def measure_quality(source: Source, order: Order, batch_size: int, count: int) -
         Rows of a batch.
     count : int
         Batches of the epoch.
+    scattered : int
+        Rows that are read ahead in no order, if any.
     """
     numbers = np.unique(np.linspace(0, max(0, count - 1), min(count, _SAMPLED_BATCHES)).astype(int)).tolist()
     drawn, costs = [], []
@@ -59,7 +65,7 @@ def measure_quality(source: Source, order: Order, batch_size: int, count: int) -
         drawn.append(np.asarray(rows, np.int64))
         costs.append(source.cost(rows))
     if not drawn:
-        return ShuffleQuality(0.0, 0.0, 0.0, 0.0, 0.0, 0)
+        return ShuffleQuality(0.0, 0.0, 0.0, 0.0, 0.0, 0, 0)
     rows = np.concatenate(drawn)
     shards, requests, nbytes = np.mean(costs, axis=0).tolist()
     wanted = len(rows) * source.row_nbytes
@@ -69,6 +75,7 @@ def measure_quality(source: Source, order: Order, batch_size: int, count: int) -
         requests_per_batch=requests,
         bytes_per_batch=nbytes,
         read_amplification=nbytes * len(drawn) / wanted if wanted else 0.0,
+        warmed_nbytes=source.warmed_nbytes(scattered),
         batches=len(drawn),
     )
 

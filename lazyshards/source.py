@@ -1,7 +1,8 @@
 """What batches are taken from: rows of a view, begun to be read by an engine."""
 
+import contextlib
 import time
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
 
@@ -10,11 +11,12 @@ import numpy.typing as npt
 
 from lazyshards import catalog
 from lazyshards.engines import Engine, PendingResult, draw_seed
-from lazyshards.engines.ranks import layout_facts, together
+from lazyshards.engines.ranks import is_shared, layout_facts, together
 from lazyshards.layout import Layout
 from lazyshards.plan import SMALL_NBYTES, ReadPlan, compile_plan
 from lazyshards.samplers import Order, Shuffle
 from lazyshards.selection import Rows, Selection
+from lazyshards.warming import Warming, is_cold, plan_warming
 
 __all__ = ["ViewSource"]
 
@@ -76,9 +78,23 @@ class ViewSource:
         holder = self._layout.ends.searchsorted(rows, "right")
         return np.concatenate([[0], np.flatnonzero(np.diff(holder)) + 1, [len(rows)]])
 
-    def reading(self) -> AbstractContextManager[None]:
-        """Return what must be entered while batches are read ahead."""
-        return self._engine.reading()
+    @contextlib.contextmanager
+    def reading(self, scattered: int = 0) -> Iterator[None]:
+        """Return what must be entered while batches are read ahead: so many rows in no order, if any."""
+        warming = self._plan_warming(scattered)
+        if scattered:
+            self._is_quick = not is_cold(self._layout)
+        with self._engine.reading(), warming.under_way():
+            yield
+
+    def warmed_nbytes(self, scattered: int) -> int:
+        """Return the bytes of files that are read front to back while so many rows, in no order, are read ahead."""
+        return self._plan_warming(scattered).nbytes
+
+    def _plan_warming(self, scattered: int) -> Warming:
+        if not scattered or self._engine.name == "cupy" or is_shared(self._engine.name):
+            return Warming()
+        return plan_warming(self._layout.narrow(self._selection.rows)[0], scattered)
 
     def begin(self, rows: Rows) -> PendingResult:
         """Begin to read rows of the view."""
@@ -94,10 +110,12 @@ class ViewSource:
         if not self._is_quick:
             # What was on a device may be in memory by now: see every so often.
             self._slow_turns += 1
-            self._is_quick = self._slow_turns % _PATIENCE == 0
+            self._is_quick = self._slow_turns % _PATIENCE == 0 and not (plan.tile_count > 1 and is_cold(self._layout))
             return self._engine.begin(plan)
         began, waits = time.perf_counter(), _waits()
         pending = self._engine.begin(plan, may_block=True)
+        if plan.tile_count > 1:
+            return pending  # threads read it in any case
         self._is_quick = time.perf_counter() - began < _QUICK_SECONDS or _waits() == waits
         return pending
 

@@ -2,7 +2,7 @@
 
 from math import prod
 
-from lazyshards.access import count_reads, is_gathered, mapped_rows, wanted_map
+from lazyshards.access import count_reads, is_gathered, is_kept, mapped_rows, wanted_map
 from lazyshards.layout import Decoded, Layout, Planes
 from lazyshards.selection import Cell, Rows
 
@@ -46,6 +46,8 @@ def stages_of(rows: Rows, layout: Layout, cell: Cell) -> list[tuple[str, str]]:
         count = len(next(mapped_rows(rows, layout, step)))
         given = stages_of(rows, layout.below, step.cell)
         return [*given, ("map", f"{step.function}, on blocks of up to {count:,} rows"), *_casts(layout)]
+    if is_kept(layout):
+        return [("read", "rows copied from memory"), *_casts(layout)]
     kinds = {type(source) for source in layout.sources.values()}
     plain = len(layout.sources) < len(layout) or bool(kinds - {Decoded, Planes})
     how = "ranges, coalesced," if "://" in layout.root else "positional reads"

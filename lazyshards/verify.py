@@ -16,6 +16,7 @@ from lazyshards.errors import FormatError, LayoutError, LazyShardsError, ShardRe
 from lazyshards.finding import Found, check_holes, locate
 from lazyshards.formats.base import Fault
 from lazyshards.hashing import best_algorithm, hash_file
+from lazyshards.holders import file_of
 from lazyshards.layout import Layout, Shard
 from lazyshards.leaf import fill
 from lazyshards.manifest import Manifest
@@ -135,7 +136,7 @@ def verify(
     findings: list[Finding] = []
     saved: Manifest | None = found.saved
     if saved is not None:
-        found = found._replace(paths=[saved.layout.root + name for name in saved.layout.names], manifest=saved.path)
+        found = found._replace(paths=saved.listed()[0], manifest=saved.path)
     elif found.manifest:
         try:
             saved = manifest.read(found.manifest, found.storage)
@@ -157,7 +158,7 @@ def verify(
         if not shard.rows:
             by_path[shard.path].append(Finding("empty", shard.path, "holds no rows", is_fault=False))
     if saved is not None:
-        findings += _since(saved, found, {shard.path: shard.stamp for shard in shards})
+        findings += _since(saved, found, {file_of(shard.path, shard.source): shard.stamp for shard in shards})
     read = 0
     if content:
         sound = [shard for shard in shards if not any([finding.is_fault for finding in by_path[shard.path]])]
@@ -167,7 +168,7 @@ def verify(
     for place in found.paths:
         findings += by_path.pop(place, [])
     findings += [finding for some in by_path.values() for finding in some]
-    return Report(found.place, len(found.paths), sum([shard.rows for shard in shards]), read, tuple(findings))
+    return Report(found.place, len(described), sum([shard.rows for shard in shards]), read, tuple(findings))
 
 
 def _faults(described: Sequence[Shard | Fault], shards: Sequence[Shard], found: Found) -> Iterator[Finding]:
@@ -187,7 +188,8 @@ def _twice(shards: Sequence[Shard]) -> Iterator[Finding]:
         size, mtime_ns, inode, _ = shard.stamp
         if shard.path in paths:
             yield Finding("duplicate", shard.path, "is listed twice")
-        elif inode and (other := files.setdefault((inode, size, mtime_ns), shard.path)) != shard.path:
+        file = file_of(shard.path, shard.source)  # which may hold several
+        if inode and (other := files.setdefault((inode, size, mtime_ns), file)) != file:
             yield Finding("duplicate", shard.path, f"is another name of the file {other!r}")
         paths.add(shard.path)
 

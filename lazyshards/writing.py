@@ -103,28 +103,31 @@ def write_shards(
     >>> lazyshards.open_shards("five", engine="numpy")[1:4].compute().tolist()
     [[2, 3], [4, 5], [6, 7]]
     """
-    given = {
-        "format": format,
-        "rows_per_shard": rows_per_shard,
-        "nbytes_per_shard": nbytes_per_shard,
-        "overwrite": overwrite,
-        "progress": progress,
-        "storage_options": storage_options,
-    }
-    return write_once(lambda taken: _write(taken, path, **given, **options), source, what=f"writing {path!r:.200}")
+    write = partial(
+        _write,
+        path=path,
+        format=format,
+        rows_per_shard=rows_per_shard,
+        nbytes_per_shard=nbytes_per_shard,
+        overwrite=overwrite,
+        progress=progress,
+        storage_options=storage_options,
+        options=options,
+    )
+    return write_once(write, source, what=f"writing {path!r:.200}")
 
 
 def _write(
     source: object,
-    path: str | os.PathLike[str],
     *,
+    path: str | os.PathLike[str],
     format: str,
     rows_per_shard: int | None,
     nbytes_per_shard: int | None,
     overwrite: bool,
     progress: bool,
     storage_options: Mapping[str, object] | None,
-    **options: object,
+    options: Mapping[str, object],
 ) -> list[str]:
     place = _place(path)
     make, suffix = writer_of(format), suffix_of(format)

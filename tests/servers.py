@@ -19,6 +19,10 @@ class Seen(NamedTuple):
     path: str
     range: str
     """Value of the Range header; empty if there was none."""
+    authorization: str = ""
+    """Value of that header."""
+    is_signed_url: bool = False
+    """Whether the signature is in the URL."""
 
 
 @dataclass
@@ -67,6 +71,12 @@ class RangeServer:
             self.sent_nbytes = 0
             self.most_at_a_time = 0
 
+    def hang_up(self):
+        """Close all connections that clients have left open."""
+        for connection in list(self._server.open):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
     @property
     def gets(self):
         """The GET requests seen."""
@@ -91,6 +101,20 @@ class _Quiet(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
 
+    def __init__(self, *given):
+        self.open = set()
+        super().__init__(*given)
+
+    def process_request(self, request, client_address):
+        """Note a connection, and answer what comes over it."""
+        self.open.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request):
+        """Forget a connection, and close it."""
+        self.open.discard(request)
+        super().shutdown_request(request)
+
     def handle_error(self, request, client_address):
         """Say nothing of connections that a client, or a fault, has broken."""
 
@@ -112,7 +136,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, *, body):
         owner = self.owner
         path = self.path.partition("?")[0]
-        seen = Seen(self.command, self.path, self.headers.get("Range", ""))
+        seen = Seen(self.command, self.path, self.headers.get("Range", ""), self.headers.get("Authorization", ""))
         with contextlib.suppress(ConnectionError), owner.answering(seen) as fault:
             if fault == "close":
                 self._break()
@@ -258,7 +282,10 @@ class S3Server:
             self.seen.clear()
 
     def _serve(self, environ, start_response):
-        seen = Seen(environ["REQUEST_METHOD"], environ["PATH_INFO"], environ.get("HTTP_RANGE", ""))
+        signed = "X-Amz-Signature" in environ.get("QUERY_STRING", "")
+        seen = Seen(
+            environ["REQUEST_METHOD"], environ["PATH_INFO"], environ.get("HTTP_RANGE", ""), is_signed_url=signed
+        )
         with self._lock:
             number = len(self.seen)
             self.seen.append(seen)

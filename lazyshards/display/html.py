@@ -45,6 +45,8 @@ def dataset_html(layout: Layout, selection: Selection, engine: str, tile_rows: i
     ]
     if layout.maps:
         facts.append(("mapped by", layout.maps_text))
+    if layout.note:
+        facts.append(("kept", hide_secrets(layout.note)))
     if layout.manifest:
         facts.append(("manifest", hide_secrets(layout.manifest)))
     facts.append(("engine", one_line(engine)))
@@ -122,7 +124,8 @@ def table_html(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
             cells = f'<{tag} style="{_KEY}">{escape(first)}</{tag}>'
             cells += "".join([f'<{tag} style="{_NUMBER}">{escape(cell)}</{tag}>' for cell in numbers])
         rows.append(f'<tr style="{_LINE}">{cells}</tr>')
-    return f'<div style="overflow-x:auto"><table style="{_TABLE}"><tbody>{"".join(rows)}</tbody></table></div>'
+    table = f'<table style="{_TABLE}"><tbody>{"".join(rows)}</tbody></table>'
+    return f'<div style="overflow-x:auto;margin-top:6px">{table}</div>'
 
 
 def _folded(title: str, html: str, *, shown: bool = False) -> str:

@@ -143,7 +143,7 @@ def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
 
 def _label(y: float, text: str) -> str:
     """Return the name of a lane or a line, to the left of it."""
-    return f'<text x="0" y="{y}" {_TEXT} fill-opacity=".75">{escape(text)}</text>'
+    return f'<text x="0" y="{y}" {_TEXT}>{escape(text)}</text>'
 
 
 class _Scale:

@@ -28,7 +28,8 @@ def title_text(layout: Layout, selection: Selection) -> str:
     selection : Selection
     """
     folder = folder_of(layout)
-    name = folder.rstrip("/").rpartition("/")[2] if len(layout) != 1 else name_of(layout.path(0), folder)
+    path, folder = (layout.path(0), folder) if len(layout) == 1 else (folder.rstrip("/").rpartition("/")[2], "")
+    name = name_of(path, folder)
     rows = selection.rows
     if is_all(rows, layout.rows):
         part = ""

@@ -218,8 +218,8 @@ def _attach(array: np.ndarray[Any, np.dtype[np.generic]]) -> Any:
     """Return an array as a cuPyNumeric one in the same memory; ``asarray`` would copy one that does not own it."""
     if array.size < 2:
         return cupynumeric.asarray(array)
-    kind = _legate_type(array.dtype)
-    return cupynumeric.asarray(_Attached(get_legate_runtime().create_store_from_buffer(kind, array.shape, array, False)))
+    store = get_legate_runtime().create_store_from_buffer(_legate_type(array.dtype), array.shape, array, False)
+    return cupynumeric.asarray(_Attached(store))
 
 
 @functools.cache

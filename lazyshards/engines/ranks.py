@@ -16,6 +16,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from hashlib import blake2b
 from types import TracebackType
 from typing import Any, TypeAlias, TypeVar
@@ -24,6 +25,7 @@ from lazyshards.engines import bringup
 from lazyshards.errors import EngineError, RankMismatchError
 from lazyshards.layout import Layout
 from lazyshards.plan import ReadPlan
+from lazyshards.storage.changes import warnings_kept
 
 __all__ = [
     "Facts",
@@ -246,7 +248,9 @@ def together(work: Callable[[], T], facts: Callable[[T], Facts], engine: str, *,
         return work()
     error: Exception | None = None
     try:
-        result = work()
+        # What another rank would warn of, rank 0 does; or they differ.
+        with nullcontext() if is_first_rank() else warnings_kept():
+            result = work()
         found = {name: str(value) for name, value in facts(result).items()}
     except Exception as exc:  # noqa: BLE001  # raised again below, once the others know
         error, found = exc, {}

@@ -65,7 +65,7 @@ class ThreadEngine:
         return None
 
     def __init__(self) -> None:
-        self._capacity = Capacity(workers=cpu_count())
+        self._capacity = Capacity(workers=cpu_count(), ships=False)
 
     def capacity(self, nbytes: int = 0) -> Capacity:
         """Return one worker for each processor, and no bound but the operating system's."""
@@ -87,7 +87,7 @@ class ThreadEngine:
                 progress(len(plan.rows))
             return out
         with self.reading():
-            pending = self._submit(plan, filled)
+            pending = self._submit(plan, filled, _pool())
             if progress is not None:
                 pending.follow(plan, progress)
             pending.result()
@@ -97,7 +97,7 @@ class ThreadEngine:
         """Begin to read the plan on threads, or read it here if it is one tile and that may be."""
         out = _buffers.take(plan.shape, plan.dtype)
         if not may_block or plan.tile_count > 1:
-            return self._submit(plan, out)
+            return self._submit(plan, out, _pool() if may_block else _deep_pool())
         done: Future[None] = Future()
         try:
             fill(out, plan.rows, plan.layout, plan.cell)
@@ -114,8 +114,8 @@ class ThreadEngine:
             yield
 
     @staticmethod
-    def _submit(plan: ReadPlan, out: npt.NDArray[np.generic]) -> "PendingArray":
-        pool, leaf = _pool(), carried(fill)
+    def _submit(plan: ReadPlan, out: npt.NDArray[np.generic], pool: ThreadPoolExecutor) -> "PendingArray":
+        leaf = carried(fill)
         return PendingArray(
             out, [pool.submit(leaf, out[tile], plan.rows[tile], plan.layout, plan.cell) for tile in plan.tiles]
         )
@@ -233,6 +233,9 @@ def _check_out(out: object, plan: ReadPlan) -> None:
 _buffers = _Buffers()
 _lock = threading.Lock()
 _executor: ThreadPoolExecutor | None = None
+_deep_executor: ThreadPoolExecutor | None = None
+_DEEP_THREADS = 8
+"""Tiles that wait for storage at a time; each asks for all of its rows before it waits for the first."""
 
 
 def _pool() -> ThreadPoolExecutor:
@@ -244,10 +247,19 @@ def _pool() -> ThreadPoolExecutor:
         return _executor
 
 
+def _deep_pool() -> ThreadPoolExecutor:
+    """Return the pool of those that wait for storage: more threads than processors, to keep its queue full."""
+    global _deep_executor
+    with _lock:
+        if _deep_executor is None:
+            _deep_executor = ThreadPoolExecutor(_DEEP_THREADS, thread_name_prefix="lazyshards-deep")
+        return _deep_executor
+
+
 def _forget_pool() -> None:
-    """After a fork the threads are gone: the child makes its own pool."""
-    global _executor, _lock
-    _executor = None
+    """After a fork the threads are gone: the child makes its own pools."""
+    global _executor, _deep_executor, _lock
+    _executor = _deep_executor = None
     _lock = threading.Lock()
     _buffers.forget_lock()
 

@@ -208,6 +208,7 @@ class Scan:
         self.size = size
         self.step_nbytes = step_nbytes
         self.schema = b""
+        self.footer = b""
         self.messages: list[Message] = []
         self.nbytes = 0
         self.fault: Fault | None = None
@@ -242,6 +243,8 @@ class Scan:
             raise DamagedError(f"a footer of {size:,} bytes, in a file of {self.size:,}")
         if size + _TAIL_NBYTES > len(tail):
             (tail,) = yield [(self.size - size - _TAIL_NBYTES, size + _TAIL_NBYTES)]
+        if not _is_schema(self.schema):  # polars writes it without the length that must stand before it
+            self.schema, self.footer = b"", tail[-size - _TAIL_NBYTES :]
         flat = FlatBuffer(tail[-size - _TAIL_NBYTES : -_TAIL_NBYTES])
         table = flat.root()
         blocks = np.concatenate([flat.structs(table, 2, _BLOCK), flat.structs(table, 3, _BLOCK)])
@@ -324,6 +327,16 @@ def scan_headers(paths: Sequence[str], storage: Storage) -> list[tuple[Stamp, Sc
         (head.stamp, scan if isinstance(scan, Fault) else scan.fault or scan)
         for scan, head in zip(scans, heads, strict=True)
     ]
+
+
+def _is_schema(data: bytes) -> bool:
+    """Return whether this is a message that holds a schema, the bytes before its FlatBuffer included."""
+    try:
+        start, size = header_span(data)
+        flat = FlatBuffer(data[start : start + size])
+        return flat.value(flat.root(), 1, "<B") == SCHEMA
+    except DamagedError:
+        return False
 
 
 def _is_old_stream(data: bytes) -> bool:

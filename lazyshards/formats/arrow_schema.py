@@ -12,6 +12,7 @@ from lazyshards.errors import FormatError, ShardReadError
 from lazyshards.formats.arrow_headers import (
     BATCH,
     DICTIONARY,
+    MAGIC,
     SCHEMA,
     DamagedError,
     FlatBuffer,
@@ -238,9 +239,22 @@ def _span(kind: Any) -> tuple[int, int] | None:
     return nodes, buffers
 
 
+def _schema_of_footer(footer: bytes) -> bytes:
+    """Return the schema that a file's footer holds, as a message."""
+    pa = load_pyarrow()
+    try:
+        with pa.ipc.open_file(pa.BufferReader(MAGIC + b"\0\0" + footer)) as file:
+            arrow = file.schema
+    except (pa.lib.ArrowException, OSError) as exc:
+        raise DamagedError(f"a schema that cannot be read: {first_line(exc)}") from exc
+    if any([_has_dictionary(field.type) for field in arrow]):  # they would be numbered anew
+        raise DamagedError("no schema where one is expected, and dictionaries, whose numbers it must tell")
+    return bytes(arrow.serialize())
+
+
 def make_index(scan: Scan, schemas: dict[bytes, Schema]) -> Index:
     """Return the headers of a file, its schema parsed; ``schemas`` are those known, a new one is added."""
-    schema = _parse_schema(scan.schema, schemas)
+    schema = _parse_schema(scan.schema or _schema_of_footer(scan.footer), schemas)
     batches = [message for message in scan.messages if message.kind == BATCH and message.rows]
     dictionaries = [message for message in scan.messages if message.kind == DICTIONARY]
     strange = [message for message in scan.messages if message.kind not in (BATCH, DICTIONARY)]

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from lazyshards.errors import ShardReadError
 from lazyshards.formats.base import Fault
 from lazyshards.formats.columns import ColumnError, Scratch, View
+from lazyshards.formats.parquet_filters import find_rows, parse_filters
 from lazyshards.formats.parquet_footers import (
     CACHE,
     MAGIC,
@@ -79,6 +80,12 @@ class ParquetFormat:
             source = Decoded(_Detail(view, nbytes), tuple(dict.fromkeys([at for at in starts if at < starts[-1]])))
             found[i] = Shard(paths[i], tables[k].rows, view.row_shape, view.dtype, heads[i].stamp, source)
         return [shard for shard in found if shard is not None]
+
+    def find_rows(self, shard: Shard, filters: object, storage: Storage) -> npt.NDArray[np.int64]:
+        """Return the local rows of a shard for which ``filters`` hold, ascending."""
+        assert isinstance(shard.source, Decoded)
+        assert isinstance(shard.source.detail, _Detail)
+        return find_rows(shard, shard.source.detail.footer_nbytes, parse_filters(filters), storage)
 
     def read_into(self, shard: Shard, start: int, out: npt.NDArray[np.generic], cell: Cell, storage: Storage) -> None:
         """Fill ``out`` with local rows [start, start + len(out)), restricted to the cell."""

@@ -18,7 +18,7 @@ from lazyshards.errors import ShardReadError
 from lazyshards.formats.columns import numpy_type
 from lazyshards.formats.kept import Kept
 from lazyshards.formats.parquet_footers import Footer, load_pyarrow
-from lazyshards.formats.parquet_pages import Pages, locate_pages
+from lazyshards.formats.parquet_pages import PageHeader, Pages, locate_pages
 from lazyshards.formats.parquet_thrift import CutError, MalformedError, Struct, parse_struct
 from lazyshards.layout import Shard
 from lazyshards.storage.base import Part, Storage
@@ -107,8 +107,8 @@ def read_few(
         spans = [some.span(start, stop) for some in found]
         pieces = _fetch(shard, storage, [(at, until) for at, until, _ in spans])
         return [
-            _rows(leaf, piece, start - before, stop - before, dictionary)
-            for leaf, piece, (_, _, before), dictionary in zip(leaves, pieces, spans, dictionaries, strict=True)
+            _rows(leaf, footer.headers, at, piece, start - before, stop - before, dictionary)
+            for leaf, piece, (at, _, before), dictionary in zip(leaves, pieces, spans, dictionaries, strict=True)
         ]
     except ShardReadError:
         raise
@@ -125,12 +125,13 @@ def _dictionaries(
     missing = [i for i, some in enumerate(pages) if found[i] is None and some.dictionary[0] < some.dictionary[1]]
     for i, data in zip(missing, _fetch(shard, storage, [pages[i].dictionary for i in missing]), strict=True):
         header, at = parse_struct(data, 0)
-        described = header.get(7)
+        described, checksum = header.get(7), header.get(4)
         if header.get(1) != _DICTIONARY_PAGE or not isinstance(described, dict):
             raise _OtherwiseError
         if described.get(2) not in (_PLAIN, _PLAIN_DICTIONARY):
             raise _OtherwiseError
-        body = _body(leaves[i], header, data[at:], 0)
+        page = PageHeader(at, _integer(header, 3), _integer(header, 2), checksum if isinstance(checksum, int) else None)
+        body = _body(leaves[i], page, data[at:])
         values = np.frombuffer(body, leaves[i].stored)
         if len(values) != described.get(1):
             raise _OtherwiseError
@@ -152,35 +153,35 @@ def _fetch(shard: Shard, storage: Storage, spans: Sequence[tuple[int, int]]) -> 
 
 
 def _rows(
-    leaf: Leaf, data: memoryview, start: int, stop: int, dictionary: npt.NDArray[np.generic] | None
+    leaf: Leaf,
+    headers: dict[int, PageHeader],
+    offset: int,
+    data: memoryview,
+    start: int,
+    stop: int,
+    dictionary: npt.NDArray[np.generic] | None,
 ) -> npt.NDArray[np.generic]:
-    """Return values [start, stop) of pages that follow each other."""
+    """Return values [start, stop) of pages that follow each other from an offset on."""
     pieces = []
     at = first = 0
     while first < stop:
-        header, at = parse_struct(data, at)
-        nbytes = _integer(header, 3)
-        body = data[at : at + nbytes]
-        at += nbytes
-        version = {_DATA: 5, _DATA_2: 8}.get(_integer(header, 1))
-        if version is None or len(body) < nbytes:
-            raise _OtherwiseError
-        described = header.get(version)
-        if not isinstance(described, dict):
-            raise _OtherwiseError
-        count = _integer(described, 1)
-        a, b = max(start - first, 0), min(stop - first, count)
+        header = headers.get(offset + at)
+        if header is None:
+            header = headers[offset + at] = _page_header(data, at)
+        body = data[at + header.own_nbytes : at + header.own_nbytes + header.nbytes]
+        at += header.own_nbytes + header.nbytes
+        a, b = max(start - first, 0), min(stop - first, header.values)
         if a < b:
-            values, encoding = _values(leaf, header, described, body, count)
-            if encoding == _PLAIN:
-                if len(values) < count * leaf.stored.itemsize:
+            values = _values(leaf, header, body)
+            if header.encoding == _PLAIN:
+                if len(values) < header.values * leaf.stored.itemsize:
                     raise _OtherwiseError
                 pieces.append(np.frombuffer(values, leaf.dtype, b - a, a * leaf.stored.itemsize))
-            elif dictionary is not None and encoding in (_PLAIN_DICTIONARY, _DICTIONARY):
+            elif dictionary is not None and header.encoding in (_PLAIN_DICTIONARY, _DICTIONARY):
                 pieces.append(_look_up(dictionary, values, a, b))
             else:
                 raise _OtherwiseError
-        first += count
+        first += header.values
     return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
 
@@ -192,38 +193,60 @@ def _integer(struct: Struct, number: int) -> int:
     return found
 
 
-def _values(leaf: Leaf, header: Struct, described: Struct, body: memoryview, count: int) -> tuple[memoryview, int]:
-    """Return the values of a page without nulls, as they are encoded, and how."""
-    if _integer(header, 1) == _DATA_2:
-        levels, nulls = _integer(described, 5) + _integer(described, 6), _integer(described, 2)
-        if nulls or levels > len(body):
+def _page_header(data: memoryview, at: int) -> PageHeader:
+    """Return the header of the page that begins at ``at``, a page of data."""
+    header, end = parse_struct(data, at)
+    kind = _integer(header, 1)
+    described = header.get({_DATA: 5, _DATA_2: 8}.get(kind, 0))
+    if not isinstance(described, dict):
+        raise _OtherwiseError
+    checksum = header.get(4)
+    levels, is_raw = -1, False
+    if kind == _DATA_2:
+        if _integer(described, 2):  # nulls
             raise _OtherwiseError
-        # Whether they are compressed is said, if they are not.
-        is_raw = described.get(7) == 0
-        return memoryview(_body(leaf, header, body, levels, is_raw=is_raw)), _integer(described, 4)
-    values = memoryview(_body(leaf, header, body, 0))
+        levels, is_raw = _integer(described, 5) + _integer(described, 6), described.get(7) == 0
+    elif _integer(described, 3) != _RLE:
+        raise _OtherwiseError
+    return PageHeader(
+        end - at,
+        _integer(header, 3),
+        _integer(header, 2),
+        checksum if isinstance(checksum, int) else None,
+        _integer(described, 1),
+        _integer(described, 4 if kind == _DATA_2 else 2),
+        levels,
+        is_raw,
+    )
+
+
+def _values(leaf: Leaf, header: PageHeader, body: memoryview) -> memoryview:
+    """Return the values of a page without nulls, as they are encoded."""
+    if header.levels >= 0:
+        return _body(leaf, header, body)
+    values = _body(leaf, header, body)
     if leaf.may_be_null:
         nbytes = int.from_bytes(values[:4], "little")
-        if _integer(described, 3) != _RLE or nbytes > len(values) - 4:
+        if nbytes > len(values) - 4:
             raise _OtherwiseError
         # All values are there if one run of ones says so; there are other ways, which are rare.
         run, at = _varint(values, 4)
-        if run != count << 1 or at + 1 != 4 + nbytes or values[at] != 1:
+        if run != header.values << 1 or at + 1 != 4 + nbytes or values[at] != 1:
             raise _OtherwiseError
         values = values[4 + nbytes :]
-    return values, _integer(described, 2)
+    return values
 
 
-def _body(leaf: Leaf, header: Struct, data: memoryview, levels: int, *, is_raw: bool = False) -> Any:
+def _body(leaf: Leaf, header: PageHeader, data: memoryview) -> memoryview:
     """Return what follows the header and the levels of a page, decompressed, after its checksum, if it has one."""
-    nbytes, inflated = _integer(header, 3), _integer(header, 2) - levels
-    if nbytes > len(data) or not 0 <= inflated <= _MOST_PAGE_NBYTES:
+    levels = max(0, header.levels)
+    inflated = header.inflated_nbytes - levels
+    if header.nbytes > len(data) or levels > header.nbytes or not 0 <= inflated <= _MOST_PAGE_NBYTES:
         raise _OtherwiseError
-    checksum = header.get(4)
-    if isinstance(checksum, int) and (zlib.crc32(data[:nbytes]) ^ checksum) & 0xFFFFFFFF:
+    if header.checksum is not None and (zlib.crc32(data[: header.nbytes]) ^ header.checksum) & 0xFFFFFFFF:
         raise _OtherwiseError
-    coded = data[levels:nbytes]
-    if not leaf.codec or is_raw:
+    coded = data[levels : header.nbytes]
+    if not leaf.codec or header.is_raw:
         body: Any = coded
     elif leaf.codec == "snappy":
         # It begins with the size, and without this the rest of a longer buffer would be anything.
@@ -236,7 +259,7 @@ def _body(leaf: Leaf, header: Struct, data: memoryview, levels: int, *, is_raw: 
             body = stream.read(inflated + 1)
     if len(body) != inflated:
         raise _OtherwiseError
-    return body
+    return memoryview(body).cast("B")  # Arrow's own are of signed bytes
 
 
 def _look_up(dictionary: npt.NDArray[np.generic], data: memoryview, start: int, stop: int) -> npt.NDArray[np.generic]:
@@ -247,6 +270,7 @@ def _look_up(dictionary: npt.NDArray[np.generic], data: memoryview, start: int, 
     bits = np.empty(stop - start, np.int64)
     same: list[tuple[int, int, int]] = []
     at, first = 1, 0
+    low, high = len(data), 0
     while first < stop:
         run, at = _varint(data, at)
         if run < 2:
@@ -259,26 +283,24 @@ def _look_up(dictionary: npt.NDArray[np.generic], data: memoryview, start: int, 
         if a < b:
             to = slice(first + a - start, first + b - start)
             if run & 1:
-                bits[to] = np.arange(at * 8 + a * width, at * 8 + b * width, width) if width else 0
+                bits[to] = np.arange(at * 8 + a * width, at * 8 + b * width, width) if width else at * 8
+                low, high = min(low, at + (a * width >> 3)), at + (b * width >> 3) + 8
             else:
-                bits[to] = 0
                 same.append((to.start, to.stop, int.from_bytes(data[at : at + nbytes], "little")))
         at += nbytes
         first += count
         if at > len(data):
             raise _OtherwiseError
-    low = int(bits.min()) >> 3
-    high = (int(bits.max()) >> 3) + 8
-    raw = np.zeros(high - low, np.uint8)
+    for a, b, _ in same:
+        bits[a:b] = low * 8
+    raw = np.zeros(max(8, high - low), np.uint8)
     shown = np.frombuffer(data[low:high], np.uint8)
     raw[: len(shown)] = shown
     words: npt.NDArray[np.uint64] = np.ndarray((len(raw) - 7,), "<u8", raw, strides=(1,))
     places = (words[(bits >> 3) - low] >> (bits & 7).view(np.uint64)) & np.uint64((1 << width) - 1)
     for a, b, place in same:
         places[a:b] = place
-    if int(places.max()) >= len(dictionary):
-        raise _OtherwiseError
-    return dictionary[places.view(np.int64)]
+    return dictionary[places.view(np.int64)]  # an index beyond it is an error
 
 
 def _varint(data: memoryview, at: int) -> tuple[int, int]:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from lazyshards.errors import FormatError, ShardReadError
 from lazyshards.formats.base import Fault
-from lazyshards.formats.parquet_pages import Pages
+from lazyshards.formats.parquet_pages import PageHeader, Pages
 from lazyshards.formats.parquet_thrift import Chunk, CutError, MalformedError, count_values
 from lazyshards.formats.tables import Cache, Field, Options, Table, describe_type
 from lazyshards.layout import Shard
@@ -56,6 +56,8 @@ class Footer(NamedTuple):
     """Which row groups and leaves pyarrow was seen to take: asked about damaged ones, it ends the process."""
     pages: dict[tuple[int, int], Pages]
     """Where their pages lie, as far as they were asked for."""
+    headers: dict[int, PageHeader]
+    """Headers of pages of which a few rows were decoded, by first byte."""
     leaves: dict[tuple[int, str], object]
     """How the columns of row groups are decoded that were asked for a few rows, by row group and name."""
 
@@ -163,7 +165,7 @@ def _parse(path: str, data: bytes, schemas: list[Schema]) -> Footer | Fault:
     chunks = _count_values(metadata, schema, data)
     if isinstance(chunks, str):
         return Fault(path, f"has a damaged footer: {chunks}")
-    return Footer(metadata, (0, *accumulate(counts)), len(data), schema, {}, chunks, set(), {}, {})
+    return Footer(metadata, (0, *accumulate(counts)), len(data), schema, {}, chunks, set(), {}, {}, {})
 
 
 def load_footer(shard: Shard, footer_nbytes: int, storage: Storage) -> Footer:

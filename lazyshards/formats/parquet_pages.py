@@ -11,13 +11,34 @@ from typing import NamedTuple
 from lazyshards.formats.parquet_thrift import CutError, MalformedError, parse_struct
 from lazyshards.storage.base import Storage
 
-__all__ = ["Pages", "locate_pages"]
+__all__ = ["PageHeader", "Pages", "locate_pages"]
 
 _DATA, _DICTIONARY, _DATA_2 = 0, 2, 3
 _HEADER_NBYTES = 256
 """Bytes that the header of a page seldom exceeds."""
 _MOST_HEADER_NBYTES = 1 << 20
 """Bytes of the longest header that is parsed: one with the extremes of long texts."""
+
+
+class PageHeader(NamedTuple):
+    """What the header of a page says, as far as it takes to decode it."""
+
+    own_nbytes: int
+    """Bytes of the header."""
+    nbytes: int
+    """Bytes of what follows it, as they lie in the file."""
+    inflated_nbytes: int
+    """Bytes of the same, decompressed."""
+    checksum: int | None
+    """Of the bytes in the file; None if there is none."""
+    values: int = 0
+    """How many, nulls among them."""
+    encoding: int = 0
+    """Of the values."""
+    levels: int = -1
+    """Bytes of levels that stand before the values, uncompressed; -1 where the page itself tells."""
+    is_raw: bool = False
+    """Whether the values are not compressed, whatever the column says."""
 
 
 class Pages(NamedTuple):

@@ -13,7 +13,7 @@ Struct: TypeAlias = "dict[int, int | Struct]"
 
 _MOST_DEPTH = 8
 """Structs and lists within each other."""
-_LIST, _STRUCT = 9, 12
+_BINARY, _LIST, _STRUCT = 8, 9, 12
 
 
 class Chunk(NamedTuple):
@@ -23,6 +23,10 @@ class Chunk(NamedTuple):
     """Its values, nulls among them."""
     nulls: int | None
     """Its nulls; None if no statistics tell."""
+    least: bytes | None = None
+    """A value that none is less than, in the bytes of its physical type; None if no statistics tell."""
+    greatest: bytes | None = None
+    """A value that none is greater than, likewise."""
 
 
 class CutError(ValueError):
@@ -83,8 +87,9 @@ def _columns_of_group(data: bytes, at: int) -> tuple[list[Chunk], int]:
             count, at = _structs(data, at)
             for _ in range(count):
                 values: dict[tuple[int, ...], int] = {}
-                at = _pick(data, at, (), values)
-                found.append(Chunk(values.get(_VALUES), values.get(_NULLS)))
+                texts: dict[tuple[int, ...], bytes] = {}
+                at = _pick(data, at, (), values, texts)
+                found.append(Chunk(values.get(_VALUES), values.get(_NULLS), texts.get(_LEAST), texts.get(_GREATEST)))
         else:
             at = _skip(data, at, kind, 0)
     return found, at + 1
@@ -92,11 +97,19 @@ def _columns_of_group(data: bytes, at: int) -> tuple[list[Chunk], int]:
 
 _VALUES, _NULLS = (3, 5), (3, 12, 3)
 """ColumnChunk.meta_data.num_values, and ColumnChunk.meta_data.statistics.null_count."""
-_PICKED = frozenset(((3,), (3, 12), _VALUES, _NULLS))
+_LEAST, _GREATEST = (3, 12, 6), (3, 12, 5)
+"""ColumnChunk.meta_data.statistics.min_value and max_value; the older min and max were compared in several ways."""
+_PICKED = frozenset(((3,), (3, 12), _VALUES, _NULLS, _LEAST, _GREATEST))
 
 
-def _pick(data: bytes, at: int, within: tuple[int, ...], found: dict[tuple[int, ...], int]) -> int:
-    """Note the integers that are wanted of the struct that begins at ``at``; return where it ends."""
+def _pick(
+    data: bytes,
+    at: int,
+    within: tuple[int, ...],
+    found: dict[tuple[int, ...], int],
+    texts: dict[tuple[int, ...], bytes],
+) -> int:
+    """Note the integers and bytes that are wanted of the struct that begins at ``at``; return where it ends."""
     number = 0
     while data[at]:
         number, kind, at = _field(data, at, number)
@@ -104,10 +117,14 @@ def _pick(data: bytes, at: int, within: tuple[int, ...], found: dict[tuple[int, 
         if place not in _PICKED:
             at = _skip(data, at, kind, 0)
         elif kind == _STRUCT:
-            at = _pick(data, at, place, found)
+            at = _pick(data, at, place, found, texts)
         elif kind in (4, 5, 6):
             coded, at = _varint(data, at)
             found[place] = (coded >> 1) ^ -(coded & 1)
+        elif kind == _BINARY:
+            size, at = _varint(data, at)
+            texts[place] = bytes(data[at : at + size])
+            at += size
         else:
             at = _skip(data, at, kind, 0)
     return at + 1

@@ -26,7 +26,7 @@ from lazyshards.layout import Decoded, Shard
 from lazyshards.selection import Cell
 from lazyshards.storage.base import Head, Storage
 
-__all__ = ["ZarrFormat"]
+__all__ = ["ZarrFormat", "source_of_metadata"]
 
 _HEAD_NBYTES = 64 << 10
 """Bytes of the first read of a metadata file: more than any without large attributes."""
@@ -119,9 +119,38 @@ def _describe(path: str, folder: str, found: _Metadata, storage: Storage, *, fil
         (found,) = _metadata([join(folder, names[0])], storage)
         return _describe(path, join(folder, names[0]), found, storage, fills=fills)
     array, dtype = parse_array(name, folder, described, fills=fills)
+    return Shard(path, array.shape[0], array.shape[1:], dtype, head.stamp, _source(array))
+
+
+def _source(array: ZarrArray) -> Decoded:
     rows, step = array.shape[0], array.chunks[0]
-    edges = tuple(range(0, rows, step)) if rows <= _MOST_EDGES * step else ()
-    return Shard(path, rows, array.shape[1:], dtype, head.stamp, Decoded(array, edges))
+    return Decoded(array, tuple(range(0, rows, step)) if rows <= _MOST_EDGES * step else ())
+
+
+def source_of_metadata(name: str, folder: str, text: str, options: Mapping[str, object]) -> Decoded:
+    """Return the source of rows that the text of an array's metadata describes, as inspecting the store would.
+
+    Parameters
+    ----------
+    name : str
+        Of the metadata file.
+    folder : str
+        The array's own directory.
+    text : str
+        What the file holds.
+    options : mapping
+        Of the format.
+
+    Raises
+    ------
+    ValueError
+        If it describes no array that can be read.
+    """
+    try:
+        array, _ = parse_array(name, folder, json.loads(text), fills=options.get("missing_chunks") == "fill")
+    except (RefusedError, RecursionError) as exc:
+        raise ValueError(str(exc)) from exc
+    return _source(array)
 
 
 def _absent(path: str, folder: str, error: OSError, storage: Storage) -> Fault:

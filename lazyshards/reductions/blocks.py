@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -14,11 +14,12 @@ import numpy.typing as npt
 
 from lazyshards.engines import find_engine
 from lazyshards.engines.threads import cpu_count
-from lazyshards.layout import Layout
+from lazyshards.layout import Decoded, Layout
 from lazyshards.leaf import fill
 from lazyshards.plan import Capacity, ReadPlan, compile_plan
 from lazyshards.progress import Progress
 from lazyshards.selection import Selection
+from lazyshards.storage import LocalStorage
 
 __all__ = ["Block", "BlockPlan", "View", "fold", "plan_blocks", "stream"]
 
@@ -32,6 +33,8 @@ BLOCK_NBYTES = 4 << 20
 """Bytes of a block whose elements are 8 bytes; that of a view depends on nothing but its rows."""
 _ELEMENT_NBYTES = 8
 """Bytes that an element of a block counts at least: it may be worked on as float64."""
+RUN_BLOCKS = 8
+"""Blocks that are read together where reading a part costs more than its share: of decoded shards, and from afar."""
 _WORK_BLOCKS = 3
 """Copies of a block, in the type in which it is worked on, that a reduction makes at most at a time."""
 
@@ -65,25 +68,22 @@ class BlockPlan:
     """The blocks of a view, and how many of them are read at a time."""
 
     read: ReadPlan
-    """The plan whose tiles are the blocks."""
+    """The plan whose tiles are what is read at a time: runs of one block, or of several."""
+    block_rows: int
+    """Rows of each block but the last, which may be shorter: the same on every machine."""
     readers: int
-    """Threads that read a block and work on it."""
+    """Threads that read a run and work on its blocks."""
 
     def __repr__(self) -> str:
         return (
-            f"<BlockPlan {self.read.tile_count:,} blocks of up to {self.block_rows:,} rows, {self.block_nbytes:,} "
-            f"bytes, {self.readers} at a time: at most {self.peak_nbytes:,} bytes of memory>"
+            f"<BlockPlan {self.block_count:,} blocks of up to {self.block_rows:,} rows, {self.block_nbytes:,} "
+            f"bytes, on {self.readers} threads: at most {self.peak_nbytes:,} bytes of memory>"
         )
 
     @property
     def block_count(self) -> int:
         """Number of blocks."""
-        return self.read.tile_count
-
-    @property
-    def block_rows(self) -> int:
-        """Rows of each block but the last, which may be shorter: the same on every machine."""
-        return self.read.tile_rows
+        return -(-len(self.read.rows) // self.block_rows) if self.read.nbytes else 0
 
     @property
     def block_nbytes(self) -> int:
@@ -95,8 +95,8 @@ class BlockPlan:
         """Most bytes that blocks, what reading them takes, and working on them take together; results come on top."""
         elements = min(self.block_rows, len(self.read.rows)) * prod(self.read.cell_shape)
         worked = _WORK_BLOCKS * elements * _worked_nbytes(self.read.dtype)
-        at_a_time = min(self.readers, max(1, self.block_count))
-        return at_a_time * (self.block_nbytes + self.read.scratch_nbytes + worked)
+        run = min(self.read.tile_rows, len(self.read.rows)) * self.read.row_nbytes
+        return min(self.readers, max(1, self.read.tile_count)) * (run + self.read.scratch_nbytes + worked)
 
 
 def _worked_nbytes(dtype: np.dtype[np.generic]) -> int:
@@ -118,8 +118,13 @@ def plan_blocks(layout: Layout, selection: Selection) -> BlockPlan:
     """
     worked = prod(selection.cell_shape) * _worked_nbytes(layout.dtype)
     stored = prod(selection.cell_shape) * layout.dtype.itemsize
-    most = BLOCK_NBYTES * stored // max(1, worked)
-    return BlockPlan(compile_plan(layout, selection, Capacity(1, max(1, most)), tiles_per_processor=1), reader_count())
+    most = max(1, BLOCK_NBYTES * stored // max(1, worked))
+    read = compile_plan(layout, selection, Capacity(1, most), tiles_per_processor=1)
+    block_rows = read.tile_rows
+    decodes = any(type(source) is Decoded for source in read.layout.sources.values())
+    if decodes or type(layout.storage) is not LocalStorage:
+        read = replace(read, tile_rows=block_rows * RUN_BLOCKS)
+    return BlockPlan(read, block_rows, reader_count())
 
 
 def stream(
@@ -138,56 +143,64 @@ def stream(
         Whether what it returns may be, or hold, memory of the block.
     """
     tiles = plan.read.tiles
-    if not tiles:
-        return
     errors, free = {**np.geterr(), "call": np.geterrcall()}, SimpleQueue[Block]()
 
-    def run(tile: slice) -> T:
-        read, block = plan.read, None
-        shape = (tile.stop - tile.start, *read.cell_shape)
+    def run(tile: slice) -> list[T]:
+        read, buffer = plan.read, None
         if not keeps:
             with suppress(Empty):
-                block = free.get_nowait()
-        if block is None:
-            block = np.empty((min(plan.block_rows, len(read.rows)), *read.cell_shape), read.dtype)
-        rows = block[: shape[0]]
+                buffer = free.get_nowait()
+        if buffer is None:
+            buffer = np.empty((min(read.tile_rows, len(read.rows)), *read.cell_shape), read.dtype)
+        rows = buffer[: tile.stop - tile.start]
         fill(rows, read.rows[tile], read.layout, read.cell)
         try:
             with np.errstate(**errors):  # type: ignore[arg-type]  # what geterr() and geterrcall() gave
-                return work(rows, tile.start)
-        except Exception as exc:
-            exc.add_note(f"in rows {tile.start:,} to {tile.stop:,} of the {len(read.rows):,} that are reduced")
-            raise
+                return [
+                    _noted(work, rows[start : start + plan.block_rows], tile.start + start, len(read.rows))
+                    for start in range(0, len(rows), plan.block_rows)
+                ]
         finally:
             if not keeps:
-                free.put(block)
+                free.put(buffer)
 
     if len(tiles) == 1:
-        yield run(tiles[0])
+        results = run(tiles[0])
         if progress is not None:
             progress(tiles[0].stop)
+        yield from results
         return
-    most = plan.readers if keeps else 2 * plan.readers
-    pending: deque[tuple[slice, Future[T]]] = deque()
+    # What is kept counts as being read until it is handed out.
+    most = max(1, plan.readers - 1) if keeps else 2 * plan.readers
+    pending: deque[tuple[slice, Future[list[T]]]] = deque()
     with find_engine("numpy").reading(), ThreadPoolExecutor(plan.readers, "lazyshards-reduce") as pool:
         try:
             for tile in tiles:
                 pending.append((tile, pool.submit(run, tile)))
                 if len(pending) == most:
-                    yield _first(pending, progress)
+                    yield from _first(pending, progress)
             while pending:
-                yield _first(pending, progress)
+                yield from _first(pending, progress)
         finally:
             for _, future in pending:
                 future.cancel()
 
 
-def _first(pending: "deque[tuple[slice, Future[T]]]", progress: Progress | None) -> T:
+def _noted(work: Callable[[Block, int], T], block: Block, first: int, rows: int) -> T:
+    """Return what ``work`` makes of a block; what it raises says of which rows."""
+    try:
+        return work(block, first)
+    except Exception as exc:
+        exc.add_note(f"in rows {first:,} to {first + len(block):,} of the {rows:,} that are reduced")
+        raise
+
+
+def _first(pending: "deque[tuple[slice, Future[list[T]]]]", progress: Progress | None) -> list[T]:
     tile, future = pending.popleft()
-    result = future.result()
+    results = future.result()
     if progress is not None:
         progress(tile.stop - tile.start)
-    return result
+    return results
 
 
 def fold(states: Iterable[S], merge: Callable[[S, S], S]) -> S:

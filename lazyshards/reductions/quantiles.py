@@ -19,7 +19,7 @@ from lazyshards.engines.ranks import is_first_rank
 from lazyshards.errors import UnsupportedDtypeError
 from lazyshards.layout import Layout
 from lazyshards.progress import Bar, progress_bar
-from lazyshards.reductions.blocks import BLOCK_NBYTES, BlockPlan, View, plan_blocks, stream
+from lazyshards.reductions.blocks import BlockPlan, View, plan_blocks, stream
 from lazyshards.reductions.reducers import Values, may_hold_nan
 from lazyshards.reductions.running import settled, told
 
@@ -27,8 +27,10 @@ __all__ = ["find_median", "find_quantile"]
 
 HELD_NBYTES = 32 << 20
 """Bytes of elements that are collected and sorted; a view of no more is read in one pass."""
-MOST_BITS, _LEAST_BITS = 16, 4
-"""Bits that one pass looks at: fewer the more columns there are, so that counts fit in a block's memory."""
+TABLE_NBYTES = 4 << 20
+"""Bytes of the counts of one pass: the more columns and quantiles, the fewer bits it looks at."""
+MOST_BITS, LEAST_BITS = 16, 4
+"""Bits that one pass looks at, at most and at least."""
 
 Keys = npt.NDArray[np.unsignedinteger[Any]]
 """Unsigned integers in the order of the elements."""
@@ -264,9 +266,9 @@ class _Search:
 
     def begin(self) -> _Counts:
         """Return the counts of the next pass, of nothing yet."""
-        fits = (BLOCK_NBYTES // (8 * self._columns)).bit_length() - 1
-        bits = min(max(min(fits, MOST_BITS), min(_LEAST_BITS, MOST_BITS)), self.total - self.known)
         groups = np.unique(self.prefixes, axis=0)
+        fits = (TABLE_NBYTES // (8 * groups.size)).bit_length() - 1
+        bits = min(max(min(fits, MOST_BITS), LEAST_BITS), self.total - self.known)
         table = np.zeros((len(groups), self._columns, 1 << bits), np.int64)
         shift = self.total - self.known - bits
         return _Counts(self._dtype, self._columns, shift, bits, groups, table, self.missing)

@@ -36,9 +36,9 @@ class Measurable(Reducible):
 
         What is larger than 32 MiB is read several times: each pass counts which bits elements begin with, and narrows
         down where the wanted ones are; the last collects what is left, of 32 MiB at most. That takes two or three
-        passes for most data, and never more than one for each 16 bits of an element and one to collect; of more than
-        eight columns, whose counts must share the memory, one for as few as 4 bits. Which ranks are wanted is worked
-        out in float64, where NumPy uses float32 for elements of that type.
+        passes for most data, and never more than one for each 16 bits of an element and one to collect. Counts take 4
+        MiB: many columns or quantiles share them, and a pass looks at fewer bits then, but at 4 at least. Which ranks
+        are wanted is worked out in float64, where NumPy uses float32 for elements of that type.
 
         Parameters
         ----------

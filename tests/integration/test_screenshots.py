@@ -150,7 +150,7 @@ def browse(*arguments):
 
 @pytest.fixture(scope="module", params=[(theme, width) for theme in THEMES for width in (900, 420)], ids=str)
 def seen(request, tmp_path_factory):
-    """What is on the page of one theme and width: where everything lies, and its pixels."""
+    """Give what is on the page of one theme and width: where everything lies, and its pixels."""
     theme, width = request.param
     folder = tmp_path_factory.mktemp("page")
     with pytest.MonkeyPatch.context() as patch:

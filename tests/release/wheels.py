@@ -41,22 +41,21 @@ def pythons():
     return {version: found[version] for version in versions if version in found}
 
 
-def build(out):
-    """Build sdist and wheels into a folder, check what is in them, and return the wheels: platform (or None), pure."""
+def build(out, scratch):
+    """Build sdist and wheels, check what is in them; return the wheels, platform (or None) and pure, and sources."""
     run(sys.executable, "-m", "build", "--sdist", "--outdir", out, ROOT)
     (sdist,) = out.glob("*.tar.gz")
-    with tempfile.TemporaryDirectory() as scratch:
-        shutil.unpack_archive(sdist, scratch, filter="data")
-        (source,) = Path(scratch).iterdir()
-        wheels = []
-        for compiler in (os.environ.get("CC"), "false"):
-            environment = {name: value for name, value in os.environ.items() if name != "CC"}
-            environment |= {"CC": compiler} if compiler else {}
-            run(sys.executable, "-m", "build", "--wheel", "--outdir", out, source, env=environment)
-            (new,) = set(out.glob("*.whl")) - set(wheels)
-            wheels.append(new)
-            if "-none-any" in new.name:
-                break
+    shutil.unpack_archive(sdist, scratch, filter="data")
+    (source,) = scratch.iterdir()
+    wheels = []
+    for compiler in (os.environ.get("CC"), "false"):
+        environment = {name: value for name, value in os.environ.items() if name != "CC"}
+        environment |= {"CC": compiler} if compiler else {}
+        run(sys.executable, "-m", "build", "--wheel", "--outdir", out, source, env=environment)
+        (new,) = set(out.glob("*.whl")) - set(wheels)
+        wheels.append(new)
+        if "-none-any" in new.name:
+            break
     *native, pure = wheels
     check_contents(pure, libraries=set())
     for wheel in native:
@@ -64,7 +63,7 @@ def build(out):
         said = run(sys.executable, "-m", "auditwheel", "show", wheel, stdout=subprocess.PIPE)
         tags = re.findall(r'"(\w+?)"', said)
         assert set(tags) & set(re.split(r"[.-]", wheel.stem)), f"auditwheel says {tags} of {wheel.name}"
-    return (native or [None])[0], pure
+    return (native or [None])[0], pure, source
 
 
 def check_contents(wheel, *, libraries):
@@ -78,18 +77,18 @@ def check_contents(wheel, *, libraries):
     assert wheel.name.split("-")[1] == said, f"{wheel.name} says that it is {said}"
 
 
-def try_out(python, wheel, arguments):
-    """Install a wheel and the test group into a fresh environment, check it, run the tests; return how they ended."""
+def try_out(python, wheel, source, arguments):
+    """Install a wheel and the test group into a fresh environment, check it, run its tests; return how they ended."""
     with tempfile.TemporaryDirectory(prefix="lazyshards-wheel-") as scratch:
         place = Path(scratch)
         run(python, "-m", "venv", place / "venv")
         inside = place / "venv" / "bin" / "python"
         pip = [inside, "-m", "pip", "--disable-pip-version-check", "--quiet"]
         run(*pip, "install", "--upgrade", "pip>=25.1")
-        run(*pip, "install", wheel, "--group", f"{ROOT / 'pyproject.toml'}:test")
+        run(*pip, "install", wheel, "--group", f"{source / 'pyproject.toml'}:test")
         run(*pip, "check")
-        shutil.copytree(ROOT / "tests", place / "work" / "tests", ignore=shutil.ignore_patterns("__pycache__"))
-        shutil.copy(ROOT / "pyproject.toml", place / "work")
+        shutil.copytree(source / "tests", place / "work" / "tests")
+        shutil.copy(source / "pyproject.toml", place / "work")
         environment = {
             name: value for name, value in os.environ.items() if not name.startswith(("LAZYSHARDS", "PYTHON"))
         }
@@ -109,26 +108,27 @@ def main():
     parser.add_argument("--python", help="only this one, such as 3.13")
     parser.add_argument("tests", nargs="*", help="for pytest; by default all but those of several ranks")
     arguments = parser.parse_args()
-    shutil.rmtree(arguments.out, ignore_errors=True)
-    native, pure = build(arguments.out)
+    tests = arguments.tests or ["tests", "--ignore=tests/distributed"]
     found = pythons()
     if arguments.python:
         found = {version: path for version, path in found.items() if "{}.{}".format(*version) == arguments.python}
     if not found:
         sys.exit(f"no Python {arguments.python or 'from 3.11 on'} was found")
-    tests = arguments.tests or ["tests", "--ignore=tests/distributed"]
+    shutil.rmtree(arguments.out, ignore_errors=True)
     lines, failed = [], False
-    rounds = [(version, path, native or pure) for version, path in found.items()]
-    if native:
-        rounds.append((*next(iter(found.items())), pure))
-    for version, path, wheel in rounds:
-        status, end = try_out(path, wheel, tests)
-        failed |= status != 0
-        lines.append(f"Python {'.'.join(map(str, version))}, {wheel.name}: {end}")
+    with tempfile.TemporaryDirectory(prefix="lazyshards-sdist-") as scratch:
+        native, pure, source = build(arguments.out, Path(scratch))
+        rounds = [(version, path, native or pure) for version, path in found.items()]
+        if native:  # the pure one once, on the oldest
+            rounds.append((*next(iter(found.items())), pure))
+        for version, path, wheel in rounds:
+            status, end = try_out(path, wheel, source, tests)
+            failed |= status != 0
+            lines.append(f"Python {'.'.join(map(str, version))}, {wheel.name}: {end}")
     print("", *lines, sep="\n")
-    for version in range(OLDEST[1], NEWEST[1] + 1):
-        if not arguments.python and (3, version) not in found:
-            print(f"Python 3.{version}: not tried, there is none on this machine")
+    for minor in range(OLDEST[1], NEWEST[1] + 1):
+        if not arguments.python and (3, minor) not in found:
+            print(f"Python 3.{minor}: not tried, there is none on this machine")
     sys.exit(failed)
 
 

@@ -300,7 +300,7 @@ def test_prefetch_is_bounded():
         def order(self, shuffle, epoch):
             return RowOrder(1_000, (1, 2))
 
-        def reading(self):
+        def reading(self, scattered=0):
             import contextlib
 
             return contextlib.nullcontext()

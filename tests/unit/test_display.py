@@ -49,7 +49,7 @@ def html_of(index, layout=LAYOUT):
 def rectangles(html):
     """Return (x, width, fill) of every rectangle; the HTML must be well-formed for it."""
     root = ET.fromstring(html)  # noqa: S314 (our own text)
-    return [(float(r.get("x")), float(r.get("width")), r.get("fill")) for r in root.iter("rect")]
+    return [(float(r.get("x")), float(r.get("width")), r.get("fill")) for r in root.findall(".//{*}rect")]
 
 
 def test_first_line_says_what_it_is():

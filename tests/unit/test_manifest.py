@@ -10,11 +10,12 @@ import pyarrow as pa
 import pytest
 
 import lazyshards
-from lazyshards import catalog, finding, manifest, open_shards, write_shards
+from lazyshards import catalog, finding, manifest, open_shards
 from lazyshards.errors import LayoutError, ShardChangedError, ShardReadError, ShardsNotFoundError
 from lazyshards.layout import Layout, Names
 from lazyshards.storage import LocalStorage
 from lazyshards.testing import RecordingStorage, assert_same, example_array, npy_bytes, write_npy_shards
+from lazyshards.verify import verify
 
 pytestmark = pytest.mark.usefixtures("on_numpy")
 
@@ -518,11 +519,148 @@ def test_remote_that_cannot_be_written(tmp_path):
         open_shards(f"zip://::{tmp_path}/set.zip").save_manifest()
 
 
-def test_stores_have_none(tmp_path):
-    """Stores have no manifest, as a chunk can change without a trace in the directory; the error says so."""
-    write_shards(np.zeros((4, 2)), tmp_path / "set", format="zarr")
-    with pytest.raises(LayoutError, match="stores have no manifest"):
-        open_shards(tmp_path / "set").save_manifest()
+@pytest.mark.parametrize("inner", ["", "deep/array"])
+@pytest.mark.parametrize("version", [2, 3])
+def test_stores(tmp_path, version, inner, monkeypatch):
+    """Zarr stores have a manifest that saves reading their metadata, wherever it is in them, and sees it change."""
+    import zarr
+
+    whole = example_array((20, 3), "f4")
+    for i, part in enumerate(np.split(whole, [7, 15])):
+        store = zarr.create_array(
+            str(tmp_path / f"s_{i}.zarr"),
+            name=inner or None,
+            shape=part.shape,
+            chunks=(2, 3),
+            dtype="f4",
+            zarr_format=version,
+        )
+        store[:] = part
+    options = {"array": inner} if inner else {}
+    plain = open_shards(tmp_path, **options)
+    plain.save_manifest()
+    with monkeypatch.context() as patch:
+        patch.setattr(type(finding.find_format("zarr")), "inspect", None)
+        for path in (tmp_path, tmp_path / manifest.NAME):
+            ds = open_shards(path, **options)
+            assert "manifest: " in repr(ds)
+            assert list(ds.shards) == list(plain.shards)
+            assert ds.fingerprint == plain.fingerprint
+            assert_same(ds[5:18].compute(), whole[5:18])
+            again = pickle.loads(pickle.dumps(ds))  # noqa: S301  # our own
+            assert_same(again.compute(), whole)
+    zarr.create_array(
+        str(tmp_path / "s_1.zarr"),
+        name=inner or None,
+        shape=(9, 3),
+        chunks=(2, 3),
+        dtype="f4",
+        zarr_format=version,
+        overwrite=True,
+    )
+    with pytest.raises(LayoutError, match=r"1 shard changed \('s_1\.zarr'\)"):
+        open_shards(tmp_path, manifest="require", **options)
+    assert len(open_shards(tmp_path, manifest="refresh", missing_chunks="fill", **options)) == 21
+    with pytest.raises(LayoutError, match="content hashes are of whole files"):
+        open_shards(tmp_path, **options).save_manifest(content=True)
+
+
+@pytest.mark.parametrize("chunks", [None, (2, 3)])
+def test_datasets_of_one_file(tmp_path, chunks, monkeypatch):
+    """Several datasets of each HDF5 file have a manifest in the file's directory, checked by the file's stamp."""
+    import h5py
+
+    whole = example_array((40, 3), "f4")
+    parts = np.split(whole, [7, 15, 15, 30])
+    for i, some in enumerate((parts[:2], parts[2:])):
+        with h5py.File(tmp_path / f"f_{i}.h5", "w") as file:
+            for j, part in enumerate(some):
+                file.create_dataset(f"part/{j}", data=part, chunks=chunks if len(part) else None)
+    plain = open_shards(tmp_path, dataset="part/*")
+    assert len(plain.shards) == 5
+    assert plain.save_manifest() == str(tmp_path / manifest.NAME)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(finding.find_format("hdf5")), "inspect", None)
+        for ds in (open_shards(tmp_path, dataset="part/*"), open_shards(tmp_path / manifest.NAME)):
+            assert list(ds.shards) == list(plain.shards)
+            assert ds.fingerprint == plain.fingerprint
+            assert_same(ds[5:38].compute(), whole[5:38])
+    assert verify(tmp_path, dataset="part/*", content=True).is_sound
+    with h5py.File(tmp_path / "f_1.h5", "a") as file:
+        file["part/1"][0] += 1
+    with pytest.raises(LayoutError, match=r"1 shard changed \('f_1\.h5'\)"):
+        open_shards(tmp_path, manifest="require", dataset="part/*")
+    assert {finding.kind for finding in verify(tmp_path, dataset="part/*").findings} == {"changed"}
+
+
+def test_one_file_of_datasets(tmp_path):
+    """The manifest of several datasets of a single file lies beside that file, and is opened by its name."""
+    import h5py
+
+    whole = example_array((12, 2), "i4")
+    with h5py.File(tmp_path / "all.h5", "w") as file:
+        for i, part in enumerate(np.split(whole, 3)):
+            file[f"part/{i}"] = part
+    path = open_shards(tmp_path / "all.h5", dataset="part/*").save_manifest()
+    assert path == str(tmp_path / manifest.NAME)
+    assert_same(open_shards(path).compute(), whole)
+    assert_same(open_shards(tmp_path, dataset="part/*", manifest="require").compute(), whole)
+
+
+def test_places_in_files_cannot_leave_the_root(tmp_path):
+    """A manifest in which the place in a file is longer than the file's name is refused."""
+    import h5py
+
+    with h5py.File(tmp_path / "all.h5", "w") as file:
+        file["part/0"], file["part/1"] = np.arange(3), np.arange(4)
+    open_shards(tmp_path / "all.h5", dataset="part/*").save_manifest()
+    for inner in ([0, 17], [3, 9], [1, 1], [15, 15], [-1, -1]):
+        tampered(tmp_path, inner=inner)
+        with pytest.raises(LayoutError, match="damaged"):
+            open_shards(tmp_path / manifest.NAME).compute()
+
+
+def test_refresh_looks_at_what_changed(write, monkeypatch):
+    """Of a stale manifest that is refreshed only the shards that are new or changed are looked at, and one more."""
+    path, whole = write((3, 4, 5, 6, 7))
+    open_shards(path).save_manifest()
+    np.save(path / "shard_0003.npy", -whole[12:16])
+    np.save(path / "shard_0005.npy", whole[:2])
+    looked_at = []
+    kind = type(finding.find_format("npy"))
+    real = kind.inspect
+    monkeypatch.setattr(kind, "inspect", lambda self, paths, *rest: looked_at.extend(paths) or real(self, paths, *rest))
+    ds = open_shards(path, manifest="refresh")
+    assert [os.path.basename(place) for place in looked_at] == ["shard_0000.npy", "shard_0003.npy", "shard_0005.npy"]
+    expected = np.concatenate([whole[:12], -whole[12:16], whole[18:], whole[:2]])
+    assert_same(ds.compute(), expected)
+    os.unlink(path / "shard_0005.npy")
+    looked_at.clear()
+    assert_same(open_shards(path, manifest="refresh").compute(), expected[:-2])
+    assert [os.path.basename(place) for place in looked_at] == ["shard_0000.npy"]
+    assert open_shards(path, manifest="require") == open_shards(path, manifest="ignore")
+
+
+def test_refresh_refuses_what_does_not_agree(write):
+    """A shard that changed into another dtype is told, though the others are not looked at again."""
+    path, whole = write((3, 4, 5))
+    open_shards(path).save_manifest()
+    np.save(path / "shard_0001.npy", whole[:4].astype("f2"))
+    with pytest.raises(LayoutError, match=r"shard_0001\.npy.*float16"):
+        open_shards(path, manifest="refresh")
+
+
+def test_part_does_not_replace_the_whole(indexed):
+    """The manifest of a directory is not replaced by that of some of its shards, unless the others are gone."""
+    path, _ = indexed
+    before = (path / manifest.NAME).read_bytes()
+    part = open_shards([path / "shard_0000.npy", path / "shard_0002.npy"])
+    with pytest.raises(LayoutError, match=r"lists 1 shards that this dataset does not have.*shard_0001\.npy"):
+        part.save_manifest()
+    assert (path / manifest.NAME).read_bytes() == before
+    os.unlink(path / "shard_0001.npy")
+    part.save_manifest()
+    assert len(open_shards(path, holes="ignore", manifest="require")) == 7
 
 
 def test_directory_that_cannot_be_written(tmp_path, write):

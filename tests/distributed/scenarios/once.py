@@ -10,9 +10,10 @@ import numpy as np
 from reporting import ARGUMENTS, DATA, OUT, caught, digest, report
 
 import lazyshards
-from lazyshards import cli, manifest, writing
+from lazyshards import cli, manifest
 from lazyshards.engines.ranks import node_id
 from lazyshards.storage import LocalStorage
+from lazyshards.writers import local_work
 
 RANK = node_id()
 MANY = ARGUMENTS[0]
@@ -33,7 +34,7 @@ def counted(owner, name):
 
 counted(LocalStorage, "find")
 counted(manifest, "save")
-counted(writing, "_put")
+counted(local_work, "_put")
 
 
 def case(name, action):

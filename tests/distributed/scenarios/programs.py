@@ -1,6 +1,7 @@
-"""Random programs of opens, slices, computes and batches: what they give depends on the seed alone."""
+"""Random programs of opens, slices, sums, computes and batches: what they give depends on the seed alone."""
 
 import hashlib
+import warnings
 
 import numpy as np
 from reporting import ARGUMENTS, DATA, digest, report
@@ -30,6 +31,22 @@ def indexed(rng, ds):
     return ds
 
 
+CHANGES = {
+    "half": lambda view: view / 2 - 1,
+    "clip": lambda view: view.clip(-3, 3),
+    "where": lambda view: view.where(view > 0, -1),
+    "function": lambda view: np.sqrt(abs(view)),
+}
+REDUCTIONS = {
+    "sum": lambda view: view.sum(axis=0),
+    "mean": lambda view: view.mean(),
+    "extremes": lambda view: np.stack([view.min(axis=0), view.max(axis=0)]),
+    "std": lambda view: view.clip(-3, 3).std(axis=0),
+    "median": lambda view: view.median(axis=0),
+    "place": lambda view: view.argmax(axis=0),
+}
+
+
 def program(seed, opened):
     """Yield digests of what a program reads."""
     rng = np.random.default_rng(seed)
@@ -39,6 +56,10 @@ def program(seed, opened):
         ds = lazyshards.open_shards(DATA)
         opened.append(ds.astype("f8") if len(opened) == 1 else ds)
     view = indexed(rng, ds)
+    if rng.random() < 0.2:
+        view = CHANGES[str(rng.choice(list(CHANGES)))](view)
+    if rng.random() < 0.2 and view.size:
+        yield digest(REDUCTIONS[str(rng.choice(list(REDUCTIONS)))](view))
     if rng.random() < 0.75 or not len(view):
         yield digest(view.compute(tiles_per_processor=int(rng.choice([1, 1, 3])) if rng.random() < 0.5 else None))
         return
@@ -48,6 +69,7 @@ def program(seed, opened):
         yield digest(batch)
 
 
+warnings.simplefilter("ignore", RuntimeWarning)  # sums of the largest numbers overflow
 opened = []
 found = [
     hashlib.blake2b("".join(program(seed, opened)).encode(), digest_size=8).hexdigest()
