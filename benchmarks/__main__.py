@@ -19,6 +19,7 @@ from benchmarks import (
     machine,
     metadata,
     opening,
+    reductions,
     remote,
     slices,
 )
@@ -39,6 +40,7 @@ _BENCHMARKS = {
     "formats_plain": formats_plain.run,
     "formats_tables": formats_tables.run,
     "formats_zarr": formats_zarr.run,
+    "reductions": reductions.run,
 }
 
 

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import multiprocessing
 import time
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from benchmarks import page_cache
+from benchmarks.epoch_loaders import (
+    HAND,
+    HOT,
+    LEGATE,
+    OURS,
+    OURS_LEGATE,
+    POOL,
+    SEED,
+    TAKE,
+    Shards,
+    by_hand,
+    ours,
+    pool,
+)
 from benchmarks.machine import CoreUse
 from benchmarks.report import Table, Target
 
@@ -19,39 +30,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from numpy.typing import NDArray
-
+    from benchmarks.epoch_loaders import Loader
     from benchmarks.options import Options
+
+    Figures = tuple[dict[str, list[float]], dict[str, str]]
 
 __all__ = ["run"]
 
 _SHARDS = 16
-_OURS = "lazyshards batches"
-_TAKE = "limit: np.take from maps, one warm destination"
-_MEMMAP = "np.memmap by hand"
-_TORCH = "torch DataLoader, batched sampler"
-_POOL = "limit: preadv of each row, 32 threads"
-
-
-@dataclass(frozen=True, slots=True)
-class _Shards:
-    """Shards of equal length, whose rows are read by number."""
-
-    paths: list[Path]
-    maps: list[NDArray[np.float32]]
-
-    @property
-    def rows(self) -> int:
-        """Return the number of rows of all shards."""
-        return sum(map(len, self.maps))
-
-    def locate(self, rows: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
-        """Yield shard, places in the batch and local rows, as everyone must find them who reads by hand."""
-        holder, local = np.divmod(rows, len(self.maps[0]))
-        for shard in range(len(self.maps)):
-            places = np.flatnonzero(holder == shard)
-            if len(places):
-                yield shard, places, local[places]
+_PATIENCE_S = 2.0
+"""Seconds after which a loader that takes rows one by one is stopped: by then it is known how long a batch takes."""
+_WORKED = "lazyshards batches, with work as long as a batch takes"
 
 
 def _write(folder: Path, row_nbytes: int, nbytes: int) -> list[Path]:
@@ -65,116 +54,22 @@ def _write(folder: Path, row_nbytes: int, nbytes: int) -> list[Path]:
     return paths
 
 
-# The loaders: each yields batches of the same shards, in an order of its own where it is asked to shuffle ------------
-
-
-def _ours(shards: _Shards, shuffle: bool, seed: int, batch_rows: int) -> Iterator[object]:
-    import lazyshards
-
-    ds = lazyshards.open_shards(shards.paths[0].parent, engine="numpy")
-    return iter(ds.batches(batch_rows, shuffle=shuffle, seed=seed))
-
-
-def _orders(shards: _Shards, shuffle: bool, seed: int, batch_rows: int) -> Iterator[NDArray[np.int64]]:
-    """Yield the rows of each batch."""
-    order = np.random.default_rng(seed).permutation(shards.rows) if shuffle else np.arange(shards.rows)
-    for start in range(0, shards.rows, batch_rows):
-        yield order[start : start + batch_rows]
-
-
-def _by_hand(shards: _Shards, shuffle: bool, seed: int, batch_rows: int) -> Iterator[object]:
-    """Index memory maps, into a fresh array for each batch; sequential batches are slices."""
-    maps = [np.load(path, mmap_mode="r") for path in shards.paths]
-    length = len(maps[0])
-    for rows in _orders(shards, shuffle, seed, batch_rows):
-        out = np.empty((len(rows), maps[0].shape[1]), np.float32)
-        if shuffle:
-            for shard, places, local in shards.locate(rows):
-                out[places] = maps[shard][local]
-        else:
-            start, at = int(rows[0]), 0
-            while at < len(rows):
-                shard, local = divmod(start + at, length)
-                part = maps[shard][local : local + len(rows) - at]
-                out[at : at + len(part)] = part
-                at += len(part)
-        yield out
-
-
-def _take(shards: _Shards, shuffle: bool, seed: int, batch_rows: int) -> Iterator[object]:
-    """Take rows shard by shard, left in that order, into one array that stays."""
-    out = np.empty((batch_rows, shards.maps[0].shape[1]), np.float32)
-    for rows in _orders(shards, shuffle, seed, batch_rows):
-        at = 0
-        for shard, _, local in shards.locate(rows):
-            np.take(shards.maps[shard], local, axis=0, out=out[at : at + len(local)], mode="clip")
-            at += len(local)
-        yield out[: len(rows)]
-
-
-def _torch(shards: _Shards, shuffle: bool, seed: int, batch_rows: int) -> Iterator[object]:
-    """Have a DataLoader ask a dataset of memory maps for the rows of a batch together."""
-    import torch
-    from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
-
-    class Rows:
-        def __len__(self) -> int:
-            return shards.rows
-
-        def __getitem__(self, rows: list[int]) -> torch.Tensor:
-            found = np.asarray(rows)
-            out = np.empty((len(found), shards.maps[0].shape[1]), np.float32)
-            for shard, places, local in shards.locate(found):
-                out[places] = shards.maps[shard][local]
-            return torch.from_numpy(out)
-
-    generator = torch.Generator().manual_seed(seed)
-    rows = RandomSampler(Rows(), generator=generator) if shuffle else SequentialSampler(Rows())
-    return iter(DataLoader(Rows(), sampler=BatchSampler(rows, batch_rows, drop_last=False), batch_size=None))
-
-
-def _pool(shards: _Shards, shuffle: bool, seed: int, batch_rows: int) -> Iterator[object]:
-    """Read each row by position, from many threads: a deep queue for a device."""
-    import os
-
-    fds = [os.open(path, os.O_RDONLY) for path in shards.paths]
-    row_nbytes = shards.maps[0].shape[1] * 4
-
-    def read(piece: tuple[NDArray[np.float32], list[tuple[int, int]]]) -> None:
-        for row, (shard, local) in zip(*piece, strict=True):
-            os.preadv(fds[shard], [row.data.cast("B")], 128 + local * row_nbytes)
-
-    with ThreadPoolExecutor(32) as pool:
-        for rows in _orders(shards, shuffle, seed, batch_rows):
-            out = np.empty((len(rows), shards.maps[0].shape[1]), np.float32)
-            places = list(zip(*[each.tolist() for each in np.divmod(rows, len(shards.maps[0]))], strict=True))
-            list(pool.map(read, [(out[i : i + 32], places[i : i + 32]) for i in range(0, len(rows), 32)]))
-            yield out
-    for fd in fds:
-        os.close(fd)
-
-
-_Figures = "tuple[dict[str, list[float]], dict[str, str]]"
-_Loader = "Callable[[_Shards, bool, int, int], Iterator[object]]"
-
-
-def _open(paths: Sequence[Path]) -> _Shards:
-    return _Shards(list(paths), [np.asarray(np.load(path, mmap_mode="r")) for path in paths])
-
-
-def _seconds(loader: _Loader, shards: _Shards, shuffle: bool, seed: int, batch_rows: int, batches: int) -> float:
+def _seconds(loader: Loader, shards: Shards, shuffle: bool, seed: int, size: tuple[int, int]) -> float:
     """Return the seconds that a batch takes, the first one left out."""
-    running = loader(shards, shuffle, seed, batch_rows)
+    running: Any = loader(shards, shuffle, seed, size[0])
     next(running)
-    began = time.perf_counter()
-    count = sum(1 for _ in islice(running, batches))
-    took = time.perf_counter() - began
+    count, began = 0, time.perf_counter()
+    took = 0.0
+    while count < size[1] and took < _PATIENCE_S and next(running, None) is not None:
+        count += 1
+        took = time.perf_counter() - began
     if close := getattr(running, "close", None):
         close()
     return took / count
 
 
-def _hot(loaders: dict[str, _Loader], shards: _Shards, shuffle: bool, turns: int, size: tuple[int, int]) -> _Figures:
+def _in_turns(loaders: dict[str, Loader], shards: Shards, shuffle: bool, turns: int, size: tuple[int, int]) -> Figures:
+    """Return the microseconds of a batch of each loader in each turn, and why others have none."""
     figures: dict[str, list[float]] = {}
     absent: dict[str, str] = {}
     for turn in range(turns):
@@ -182,32 +77,58 @@ def _hot(loaders: dict[str, _Loader], shards: _Shards, shuffle: bool, turns: int
             if name in absent:
                 continue
             try:
-                figures.setdefault(name, []).append(1e6 * _seconds(loader, shards, shuffle, turn, *size))
+                figures.setdefault(name, []).append(1e6 * _seconds(loader, shards, shuffle, turn, size))
             except ImportError as exc:
                 absent[name] = str(exc)
                 figures.pop(name, None)
     return figures, absent
 
 
-def _in_child(function: Callable[..., float], paths: Sequence[Path], *arguments: object) -> float:
-    """Return what a function returns in a fresh process, cold: a page that a process has mapped cannot be dropped."""
-    page_cache.drop(paths)
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(function, (paths, *arguments))
+def _hot(paths: Sequence[Path], legate: bool, shuffle: bool, turns: int, size: tuple[int, int]) -> Figures:
+    """Measure hot, in a process of its own: what one library leaves running is not held against another's engine."""
+    page_cache.warm(paths)
+    shards = Shards.open(paths)
+    for each in shards.maps:
+        each[:: max(1, 4096 // (4 * shards.columns))].sum()
+    if not legate:
+        return _in_turns(HOT, shards, shuffle, turns, size)
+    from lazyshards.engines import bringup
+
+    if reason := bringup.why_unavailable():
+        return {}, {name: str(reason) for name in LEGATE}
+    return _in_turns(LEGATE, shards, shuffle, turns, size)
 
 
-def _cold_seconds(paths: Sequence[Path], loader: _Loader, seed: int, size: tuple[int, int]) -> float:
-    return _seconds(loader, _open(paths), True, seed, *size)
+def _cold_seconds(paths: Sequence[Path], loader: Loader, seed: int, size: tuple[int, int]) -> float:
+    return _seconds(loader, Shards.open(paths), True, seed, size)
 
 
 def _working_seconds(paths: Sequence[Path], seed: int, size: tuple[int, int], work: float) -> float:
     """Return the seconds that a batch takes with work that leaves the cores alone, as that of a device does."""
-    running = _ours(_open(paths), True, seed, size[0])
+    running = ours(Shards.open(paths), True, seed, size[0])
     next(running)
-    began = time.perf_counter()
-    for _ in islice(running, size[1]):
+    count, began = 0, time.perf_counter()
+    while count < size[1] and next(running, None) is not None:
         time.sleep(work)
-    return (time.perf_counter() - began) / size[1]
+        count += 1
+    return (time.perf_counter() - began) / count
+
+
+def _first_seconds(paths: Sequence[Path], seed: int, batch_rows: int) -> float:
+    """Return the seconds from asking for batches of an open dataset to having the first one."""
+    import lazyshards
+
+    ds = lazyshards.open_shards(paths[0].parent, engine="numpy")
+    ds[:1].compute()
+    began = time.perf_counter()
+    next(iter(ds.batches(batch_rows, shuffle=True, seed=seed)))
+    return time.perf_counter() - began
+
+
+def _in_child(function: Callable[..., Any], *arguments: object) -> Any:
+    """Return what a function returns in a fresh process."""
+    with multiprocessing.get_context("spawn").Pool(1) as workers:
+        return workers.apply(function, arguments)
 
 
 def run(options: Options) -> Iterator[Table]:
@@ -218,38 +139,56 @@ def run(options: Options) -> Iterator[Table]:
         rows = nbytes // row_nbytes
         size = (batch_rows, max(2, min(400, rows // batch_rows - 2)))
         what = f"{batch_rows:,} rows of {row_nbytes:,} bytes, of {nbytes / 1e9:g} GB in {_SHARDS} npy shards"
-        yield from _cold(paths, (batch_rows, min(size[1], 20)), row_nbytes == 256, what, options.turns(3))
-        shards = _open(paths)
-        page_cache.warm(paths)
-        for each in shards.maps:
-            each[:: max(1, 4096 // row_nbytes)].sum()
+        cold_size = (batch_rows, min(size[1], 20 if options.quick else 200))
+        yield _cold(paths, cold_size, row_nbytes == 256, what, options.turns(3))
         for shuffle in (True, False):
+            order = "shuffled" if shuffle else "sequential"
             use = CoreUse()
-            loaders: dict[str, _Loader] = {_OURS: _ours, _TAKE: _take, _MEMMAP: _by_hand, _TORCH: _torch}
-            figures, absent = _hot(loaders, shards, shuffle, options.turns(7), size)
+            figures, absent = _in_child(_hot, paths, False, shuffle, options.turns(7), size)
             targets = (
-                (Target(_OURS, "at least", share, (_TAKE,)), Target(_OURS, "at least", 1.5, (_MEMMAP,)))
+                (Target(OURS, "at least", share, (TAKE,)), Target(OURS, "at least", 1.5, (HAND,)))
                 if shuffle
-                else (Target(_OURS, "at least", 0.6, (_MEMMAP,)),)
+                else (Target(OURS, "at least", 0.6, (HAND,)),)
             )
-            title = f"A {'shuffled' if shuffle else 'sequential'} batch of {what}, hot"
-            yield Table(title, "us", figures, absent, _MEMMAP, targets, (use.note(),))
+            yield Table(f"A {order} batch of {what}, hot", "us", figures, absent, HAND, targets, (use.note(),))
+            use = CoreUse()
+            figures, absent = _in_child(_hot, paths, True, shuffle, options.turns(5), size)
+            bound, against = (0.5, OURS) if shuffle else (5, SEED)
+            promise = Target(OURS_LEGATE, "at least", bound, (against,))
+            title = f"A {order} batch of {what}, hot, where Legate runs"
+            yield Table(title, "us", figures, absent, OURS, (promise,), (use.note(),))
+        yield _first(paths, batch_rows, what, options.turns(7))
 
 
-def _cold(paths: Sequence[Path], size: tuple[int, int], small: bool, what: str, turns: int) -> Iterator[Table]:
-    """Yield the tables of batches that are not in the page cache, each in a fresh process."""
+def _cold(paths: Sequence[Path], size: tuple[int, int], small: bool, what: str, turns: int) -> Table:
+    """Return the table of batches that are not in the page cache.
+
+    Each is read in a fresh process: a page that a process has mapped cannot be dropped.
+    """
     use = CoreUse()
-    loaders: dict[str, _Loader] = {_OURS: _ours, _POOL: _pool, _MEMMAP: _by_hand}
-    figures: dict[str, list[float]] = {name: [] for name in (*loaders, "with work as long")}
+    loaders: dict[str, Loader] = {OURS: ours, POOL: pool, HAND: by_hand}
+    figures: dict[str, list[float]] = {name: [] for name in (*loaders, _WORKED)}
     for turn in range(turns):
         for name, loader in loaders.items():
             # By hand a small row takes a wait for the device: a batch of them is enough to see it.
-            few = (size[0], 1 if name == _MEMMAP else size[1])
+            few = (size[0], 1 if name == HAND else size[1])
+            page_cache.drop(paths)
             figures[name].append(1e6 * _in_child(_cold_seconds, paths, loader, turn, few))
-        work = figures[_OURS][-1] / 1e6
-        figures["with work as long"].append(1e6 * _in_child(_working_seconds, paths, turn, size, work))
+        page_cache.drop(paths)
+        work = figures[OURS][-1] / 1e6
+        figures[_WORKED].append(1e6 * _in_child(_working_seconds, paths, turn, size, work))
     targets = (
-        Target(_OURS, "at least", 1.2 if small else 0.8, (_POOL,)),
-        Target("with work as long", "at most", 1.15, (_OURS,)),
+        Target(OURS, "at least", 1.2 if small else 0.8, (POOL,)),
+        Target(_WORKED, "at most", 1.15, (OURS,)),
     )
-    yield Table(f"A shuffled batch of {what}, cold", "us", figures, {}, _POOL, targets, (use.note(),))
+    title = f"A shuffled batch of {what}, cold, of {size[1]} batches"
+    return Table(title, "us", figures, {}, POOL, targets, (use.note(),))
+
+
+def _first(paths: Sequence[Path], batch_rows: int, what: str, turns: int) -> Table:
+    """Return the table of the first batch of an epoch, hot, each in a fresh process."""
+    page_cache.warm(paths)
+    use = CoreUse()
+    figures = {OURS: [1e3 * _in_child(_first_seconds, paths, turn, batch_rows) for turn in range(turns)]}
+    title = f"The first shuffled batch of {what}, hot"
+    return Table(title, "ms", figures, {}, "", (Target(OURS, "at most", 5),), (use.note(),))

@@ -2,6 +2,7 @@
    Each function returns a count on success and -1 on any error. */
 #define _GNU_SOURCE
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdint.h>
 #include <string.h>
 #include <unistd.h>
@@ -44,4 +45,42 @@ int64_t read_headers(const char *names, int64_t files, int64_t header_nbytes) {
         if (got != header_nbytes) return -1;
     }
     return files;
+}
+
+/* One thread's share of the rows: every one whose number is first, first + step, ... */
+struct share {
+    const int *fds;
+    const int64_t *files, *offsets;
+    int64_t first, step, rows, row_nbytes;
+    char *out;
+    int failed;
+};
+
+static void *read_share(void *given) {
+    struct share *own = given;
+    for (int64_t i = own->first; i < own->rows; i += own->step) {
+        own->failed |= read_all(own->fds[own->files[i]], own->out + i * own->row_nbytes, own->row_nbytes, own->offsets[i]);
+    }
+    return 0;
+}
+
+/* Read rows, each from its file at its offset, from so many threads at a time: a deep queue for a device. */
+int64_t read_rows(const int *fds, const int64_t *files, const int64_t *offsets, int64_t rows, int64_t row_nbytes,
+                  int64_t threads, char *out) {
+    enum { MOST = 1024 };
+    pthread_t running[MOST];
+    struct share shares[MOST];
+    int64_t begun = 0, failed = 0;
+    for (; begun < threads && begun < MOST; begun++) {
+        shares[begun] = (struct share){fds, files, offsets, begun, threads, rows, row_nbytes, out, 0};
+        if (pthread_create(&running[begun], 0, read_share, &shares[begun])) {
+            failed = 1;
+            break;
+        }
+    }
+    for (int64_t i = 0; i < begun; i++) {
+        pthread_join(running[i], 0);
+        failed |= shares[i].failed;
+    }
+    return failed ? -1 : rows;
 }

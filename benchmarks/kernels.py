@@ -27,11 +27,13 @@ def load() -> ctypes.CDLL:
         raise ImportError("no C compiler (cc or gcc) to build the limit with")
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "kernels.so"
-        subprocess.run([compiler, "-O2", "-shared", "-fPIC", "-o", library, source], check=True)
+        subprocess.run([compiler, "-O2", "-pthread", "-shared", "-fPIC", "-o", library, source], check=True)
         kernels = ctypes.CDLL(str(library))
     number, pointer = ctypes.c_int64, ctypes.c_void_p
     kernels.gather.argtypes = (pointer, pointer, number, number, number, number, number, pointer)
     kernels.gather.restype = number
+    kernels.read_rows.argtypes = (pointer, pointer, pointer, number, number, number, pointer)
+    kernels.read_rows.restype = number
     kernels.read_headers.argtypes = (ctypes.c_char_p, number, number)
     kernels.read_headers.restype = number
     return kernels

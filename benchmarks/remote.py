@@ -334,7 +334,7 @@ def _reading(
     middle = data.rows
     for title, start, stop, bound, usual in (
         ("Slice of 4,000 rows over 2 objects", middle - 2_000, middle + 2_000, 1.1, 20 if latency < 50 else 7),
-        (f"{data.whole.nbytes / 1e6:.0f} MB from {_OBJECTS} objects", 0, total, 1.4, 7),
+        (f"{data.whole.nbytes / 1e6:.0f} MB from {_OBJECTS} objects", 0, total, 1.4, 3 if latency else 5),
     ):
         calls = {name: partial(reader, start, stop) for name, reader in readers.items()}
         expected = data.whole[start:stop]

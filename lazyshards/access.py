@@ -33,7 +33,7 @@ __all__ = [
 
 BLOCK_NBYTES = 512 << 10
 """Bytes of a staging block of packed rows: it stays in the cache of one core while it is converted."""
-NARROW_NBYTES = 1 << 20
+NARROW_NBYTES = 2 << 20
 """Bytes of a block of plain rows whose elements are worked on: few enough for a cache, enough for a read's price."""
 WIDE_NBYTES = 4 << 20
 """Bytes of a staging block of columns, or of decoded rows, where each read has a price of its own."""

@@ -56,6 +56,11 @@ class Source(Protocol):
         ...
 
     @property
+    def title(self) -> str:
+        """What is read by which engine, in few words, for a progress bar."""
+        ...
+
+    @property
     def description(self) -> str:
         """What the rows are, for a person whose saved state is refused."""
         ...

@@ -319,7 +319,8 @@ class Batches:
     def _bar(self, last_epoch: int) -> AbstractContextManager[Bar]:
         epoch_rows = self.batches_per_epoch * self._batch_size if self._drop_last else self._source.size
         total = (last_epoch - self._epoch) * epoch_rows + max(0, self._stop_row() - self._position)
-        return progress_bar(total, "batches", shown=self._progress and is_first_rank())
+        shown = self._progress and is_first_rank()
+        return progress_bar(total, f"batches of {self._source.title}" if shown else "", shown=shown)
 
     def quality(self) -> ShuffleQuality:
         """Return how well this epoch is shuffled and what its batches cost, from a sample of them; reads no row."""

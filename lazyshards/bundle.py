@@ -346,6 +346,12 @@ class _BundleSource:
         self.fingerprint = _fingerprint((name, source.fingerprint) for name, source in sources.items())
 
     @property
+    def title(self) -> str:
+        """What is read by which engine, in few words."""
+        more = len(self._sources) - 1
+        return self._first.title + (f" and {more} more" if more else "")
+
+    @property
     def description(self) -> str:
         """What the rows are, for a person."""
         return "; ".join(f"{name}: {source.description}" for name, source in self._sources.items())

@@ -185,7 +185,7 @@ def open_shards(
 def _operator(ufunc: np.ufunc, *, reflected: bool = False) -> _Operator:
     """Return the method of an operator: what the ufunc makes of the dataset and the other operand, lazily."""
 
-    def method(self: "ShardedDataset", other: object) -> "ShardedDataset":
+    def method(self: "ShardedDataset", other: object) -> Any:  # what Python asks for if it is for the other to do
         if other is None or getattr(type(other), "__array_ufunc__", ...) is None:
             return NotImplemented
         return self._lazy(ufunc, (other, self) if reflected else (self, other))
@@ -880,7 +880,8 @@ class ShardedDataset(Measurable):
         engine : {"auto", "numpy", "legate", "cupy"}, optional
             By default the dataset's own. Starting it is not counted.
         limit : bool
-            Read the same bytes again afterwards by plain positional reads, as many threads as processors, to compare.
+            Read the same bytes three times more afterwards, by plain positional reads on as many threads as ran leaves,
+            and compare with the best time.
 
         Returns
         -------

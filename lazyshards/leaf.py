@@ -49,7 +49,8 @@ def fill(out: npt.NDArray[np.generic], rows: Rows, layout: Layout, cell: Cell) -
         _fill_mapped(out, rows, layout, cell)
         return
     if is_kept(layout):
-        _fill_kept(out, rows, layout, cell)
+        with stage("read", out.size * layout.stored_dtype(0).itemsize):
+            _fill_kept(out, rows, layout, cell)
         return
     contiguous = out.flags.c_contiguous
     if contiguous and _lies_packed(rows, layout, cell):
@@ -144,8 +145,10 @@ class _Queue:
         """Read what is queued and put what was staged in its place."""
         if self._parts:
             fetch(self._storage, self._parts)
-        for block, access in self._staged:
-            _place(self._out, access, block, self._layout)
+        if self._staged:
+            with stage("convert", self._nbytes):
+                for block, access in self._staged:
+                    _place(self._out, access, block, self._layout)
         self._parts, self._staged, self._nbytes = [], [], 0
 
 
@@ -160,10 +163,9 @@ def _cast_into(
     """Write elements to their place, through the casts of the layout."""
     stored = wanted.dtype
     try:
-        with stage("convert", wanted.nbytes):
-            for step in layout.steps:
-                wanted = wanted.astype(step)
-            out[target] = wanted
+        for step in layout.steps:
+            wanted = wanted.astype(step)
+        out[target] = wanted
     except (ValueError, TypeError, OverflowError) as exc:  # text that is no number, say
         raise ShardReadError(
             f"{path!r} holds a value that cannot be cast from {stored} to {layout.dtype}: {exc}"
@@ -191,7 +193,8 @@ def _fill_planes(
         ],
     )
     columns = scratch.reshape(*offsets.shape, stop - start)
-    _place(out, access, np.moveaxis(columns, -1, 0), layout)
+    with stage("convert", scratch.nbytes):
+        _place(out, access, np.moveaxis(columns, -1, 0), layout)
 
 
 def _fill_decoded(out: npt.NDArray[np.generic], access: Access, shard: Shard, layout: Layout, cell: Cell) -> None:
@@ -204,7 +207,8 @@ def _fill_decoded(out: npt.NDArray[np.generic], access: Access, shard: Shard, la
         return
     scratch = np.empty(access.shape, shard.dtype.newbyteorder("="))
     _decode(reader, shard, start, scratch, cell, layout)
-    _place(out, access, scratch, layout)
+    with stage("convert", scratch.nbytes):
+        _place(out, access, scratch, layout)
 
 
 def _decode(reader: Format, shard: Shard, start: int, out: npt.NDArray[np.generic], cell: Cell, layout: Layout) -> None:
@@ -241,7 +245,8 @@ def _fill_mapped(out: npt.NDArray[np.generic], rows: Rows, layout: Layout, cell:
         block = np.empty((len(piece), *given), step.dtype)
         fill(block, piece, below, step.cell)
         made = _call(block, piece, layout, function)
-        _cast_into(out, (slice(done, done + len(piece)),), made[index], layout, _place_of(piece, layout))
+        with stage("convert", made.nbytes):
+            _cast_into(out, (slice(done, done + len(piece)),), made[index], layout, _place_of(piece, layout))
         done += len(piece)
 
 

@@ -639,9 +639,12 @@ def write_atomically(path: str, data: bytes) -> None:
     with _locked(partial) as fd:
         os.ftruncate(fd, 0)
         view = memoryview(data)
-        while view:
-            view = view[os.write(fd, view) :]
-        os.fsync(fd)
+        try:
+            while view:
+                view = view[os.write(fd, view) :]
+            os.fsync(fd)
+        except OSError as exc:  # of a full disk, say, which names no file
+            raise OSError(exc.errno, exc.strerror, path) from exc
         os.replace(partial, path)
         sync_directory(folder)
 

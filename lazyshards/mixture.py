@@ -277,6 +277,12 @@ class _MixSource:
         self.fingerprint = blake2b(text.encode(), digest_size=16).hexdigest()
 
     @property
+    def title(self) -> str:
+        """What is read by which engine, in few words."""
+        first = self._sources[0].title
+        return first if len(self._sources) == 1 else f"{first} and {len(self._sources) - 1} more"
+
+    @property
     def description(self) -> str:
         """What the rows are, for a person."""
         parts: Iterable[tuple[int, Source]] = zip(self._counts, self._sources, strict=True)

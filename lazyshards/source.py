@@ -9,7 +9,7 @@ from math import prod
 import numpy as np
 import numpy.typing as npt
 
-from lazyshards import catalog
+from lazyshards import catalog, display
 from lazyshards.engines import Engine, PendingResult, draw_seed
 from lazyshards.engines.ranks import is_shared, layout_facts, together
 from lazyshards.layout import Layout
@@ -52,6 +52,11 @@ class ViewSource:
         self._is_quick = True
         self._slow_turns = 0
         self.row_nbytes = prod(selection.cell_shape) * layout.dtype.itemsize
+
+    @property
+    def title(self) -> str:
+        """What is read by which engine, in few words."""
+        return f"{display.title_text(self._layout, self._selection)} on {self._engine.name}"
 
     @property
     def description(self) -> str:

@@ -1,15 +1,19 @@
 """Local files read into memory front to back, beside a shuffled epoch, where that is cheaper than row by row."""
 
 import contextlib
+import ctypes
+import mmap
 import os
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
 from lazyshards.engines.bringup import free_nbytes
 from lazyshards.layout import Layout
+from lazyshards.native import find_library
 from lazyshards.storage import LocalStorage
 
 __all__ = ["Warming", "is_cold", "plan_warming"]
@@ -22,6 +26,7 @@ _FITS = 0.5
 """Share of the free memory that the files may take."""
 _PAGE_NBYTES = 4 << 10
 """What reading a row of a few bytes takes from a device, at least."""
+_READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
 _READ_NBYTES = 4 << 20
 """Bytes of one read: long enough for any device, short enough to be given up at once."""
 
@@ -52,9 +57,25 @@ class Warming:
 
     def _read(self, leave: threading.Event) -> None:
         scratch = np.empty(_READ_NBYTES, np.uint8).data
-        for path in self.paths:
-            if leave.is_set() or not _read_through(path, scratch, leave):
-                return
+        _hush(1)
+        try:
+            for path in self.paths:
+                if leave.is_set() or not _read_through(path, scratch, leave):
+                    return
+        finally:
+            _hush(-1)
+
+
+def _hush(change: int) -> None:
+    """Keep gathers from asking for all their rows at once: a deep queue of single rows starves who reads in order."""
+    library = find_library()
+    if library is not None:
+        library.lazyshards_hush(change)
+
+
+# A child that was forked meanwhile has not got the thread.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: _hush(0))
 
 
 def plan_warming(layout: Layout, rows: int) -> Warming:
@@ -93,14 +114,24 @@ def _would_wait(layout: Layout, row: int) -> bool:
     """Return whether reading a row would wait for a device."""
     shard = layout.shard_of(row)
     offset = layout.offset(shard) + (row - layout.start_stop(shard)[0]) * layout.row_nbytes
+    start = offset // mmap.PAGESIZE * mmap.PAGESIZE
+    resident = ctypes.c_ubyte()
     try:
         with open(layout.path(shard), "rb", buffering=0, opener=_open) as file:
-            os.preadv(file.fileno(), [bytearray(1)], offset, os.RWF_NOWAIT)
-    except BlockingIOError:
-        return True
-    except (OSError, AttributeError):  # a file system, or a system, that cannot tell; a file that is gone
+            # Private, so that ctypes may ask where it lies: that is given for what can be written only.
+            page = mmap.mmap(file.fileno(), 1, flags=mmap.MAP_PRIVATE, prot=_READ_WRITE, offset=start)
+    except (OSError, ValueError):  # a file that is gone, or ended before: whoever reads the row will say so
         return False
-    return False
+    failed = _libc().mincore(ctypes.byref(ctypes.c_char.from_buffer(page)), 1, ctypes.byref(resident))
+    return not failed and not resident.value & 1
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    """Return the library of the system's calls; a read that may not wait would tell as well, but begins to read."""
+    libc = ctypes.CDLL(None)
+    libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+    return libc
 
 
 def _read_through(path: str, scratch: memoryview, leave: threading.Event) -> bool:

@@ -22,7 +22,7 @@ from lazyshards.progress import progress_bar
 from lazyshards.writers import suffix_of, writer_of
 from lazyshards.writers.local_work import local_work, remove
 from lazyshards.writers.shared import is_array, is_dataset, write_once
-from lazyshards.writers.work import bytes_of
+from lazyshards.writers.work import bytes_of, full_disk_told
 
 __all__ = ["write_shards"]
 
@@ -166,10 +166,12 @@ def _write(
             blocks = partial(stream.blocks, range(start, start + expected, step))
             if not work.holds(number, name, None if stream.rows is None else blocks):
                 target = os.path.join(work.folder, name)
-                count, digest = _write_shard(make, target, blocks(), stream, expected, options, work.algorithm)
+                with full_disk_told(target):
+                    count, digest = _write_shard(make, target, blocks(), stream, expected, options, work.algorithm)
                 if not count and number:  # an iterator that ended with the shard before
                     break
-                work.add(number, name, count, digest)
+                with full_disk_told(work.folder):
+                    work.add(number, name, count, digest)
             names.append(name)
             bar.update(work.shards[number].rows)
             number += 1
@@ -178,7 +180,8 @@ def _write(
         written = sum([shard.rows for shard in work.shards[: len(names)]])
         if stream.rows not in {None, written}:
             raise LayoutError(f"the source gave {written:,} rows, expected {stream.rows:,} as its shape says")
-        return work.finish(names, format, written)
+        with full_disk_told(work.folder):
+            return work.finish(names, format, written)
 
 
 # What is written -------------------------------------------------------------------------------------------------

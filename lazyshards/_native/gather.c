@@ -38,6 +38,7 @@ static const int64_t SLOW_NS = 5000;
 static __thread sigjmp_buf *copying __attribute__((tls_model("initial-exec")));
 static struct sigaction before;
 static volatile int passed_on;
+static volatile int hushed; /* how many read whole files, which asking for single rows would only delay */
 static volatile pid_t installing; /* the process that holds the lock: one that another process held was forked away */
 
 static void on_bus_error(int number, siginfo_t *info, void *context)
@@ -86,17 +87,25 @@ static int guard(void)
     return failed;
 }
 
-static int same(int file, const char *path, const int64_t *stamp)
+/* Ask for size, mtime in ns and inode of a file: of its path, or if that is empty of the open one. 0, or errno is set. */
+static int ask_status(int file, const char *path, int how, int64_t *stamp)
 {
     struct statx status;
-    /* Forced: a network file system answers from its server, and not from what it knew a minute ago. */
-    const int how = AT_STATX_FORCE_SYNC | (*path ? 0 : AT_EMPTY_PATH);
-    if (syscall(SYS_statx, file, path, how, STATX_SIZE | STATX_MTIME | STATX_INO, &status)) {
-        return 0;
+    if (syscall(SYS_statx, file, path, how | (*path ? 0 : AT_EMPTY_PATH), STATX_SIZE | STATX_MTIME | STATX_INO,
+                &status)) {
+        return -1;
     }
-    return (int64_t)status.stx_size == stamp[0]
-        && status.stx_mtime.tv_sec * 1000000000LL + status.stx_mtime.tv_nsec == stamp[1]
-        && (int64_t)(status.stx_ino & INT64_MAX) == stamp[2];
+    stamp[0] = (int64_t)status.stx_size;
+    stamp[1] = status.stx_mtime.tv_sec * 1000000000LL + status.stx_mtime.tv_nsec;
+    stamp[2] = (int64_t)(status.stx_ino & INT64_MAX);
+    return 0;
+}
+
+static int same(int file, const char *path, const int64_t *stamp)
+{
+    int64_t now[3];
+    /* Forced: a network file system answers from its server, and not from what it knew a minute ago. */
+    return !ask_status(file, path, AT_STATX_FORCE_SYNC, now) && !memcmp(now, stamp, sizeof now);
 }
 
 static int64_t now_ns(void)
@@ -121,6 +130,16 @@ char *lazyshards_map(const char *path, const int64_t *stamp)
     /* Rows far apart: what lies around them is not wanted. What is wanted is asked for below. */
     madvise(start, stamp[0], MADV_RANDOM);
     return start;
+}
+
+/* Say that one more reads whole files beside the gathers, or (-1) one less, or (0) that nobody does. */
+void lazyshards_hush(int64_t change)
+{
+    if (change) {
+        __sync_add_and_fetch(&hushed, (int)change);
+    } else {
+        hushed = 0;
+    }
 }
 
 void lazyshards_unmap(char *start, int64_t nbytes)
@@ -217,7 +236,7 @@ int64_t lazyshards_gather(char *const *maps, const char *const *paths, const int
         }
         touched[holder] = 1;
     }
-    if (looks_cold(places, rows, page)) {
+    if (!hushed && looks_cold(places, rows, page)) {
         ask(places, 0, rows, row_nbytes, page);
         asked = 1;
     }
@@ -241,7 +260,7 @@ int64_t lazyshards_gather(char *const *maps, const char *const *paths, const int
                 memcpy(out + i * row_nbytes, places[i], row_nbytes);
             }
         }
-        if (!asked && now_ns() - began > (last - first) * (SLOW_NS + row_nbytes)) {
+        if (!asked && !hushed && now_ns() - began > (last - first) * (SLOW_NS + row_nbytes)) {
             ask(places, last, rows, row_nbytes, page);
             asked = 1;
         }
@@ -292,6 +311,36 @@ int64_t lazyshards_copy(char *map, const char *path, const int64_t *stamp, int64
     }
     copying = 0;
     return same(AT_FDCWD, path, stamp) ? DONE : FAULT;
+}
+
+/* Read the first bytes of files whose names, each ended by a null byte, follow one another; of none, ask for the status.
+ *
+ * `data` has room for `nbytes` a file; `facts` for five numbers: bytes read, size, mtime in ns, inode, and errno. */
+void lazyshards_heads(const char *names, int64_t files, int64_t nbytes, char *data, int64_t *facts)
+{
+    for (int64_t i = 0; i < files; i++, names += strlen(names) + 1, data += nbytes, facts += 5) {
+        int file = -1;
+        ssize_t got = -1;
+        if (!*names) {
+            errno = ENOENT;
+        } else if (!nbytes) {
+            got = ask_status(AT_FDCWD, names, 0, facts + 1);
+        } else {
+            do {
+                file = open(names, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+            } while (file < 0 && errno == EINTR);
+            if (file >= 0 && !ask_status(file, "", 0, facts + 1)) {
+                do {
+                    got = pread(file, data, nbytes, 0);
+                } while (got < 0 && errno == EINTR);
+            }
+        }
+        facts[0] = got;
+        facts[4] = got < 0 ? errno : 0;
+        if (file >= 0) {
+            close(file);
+        }
+    }
 }
 
 static inline uint32_t turn(uint32_t one, uint32_t other, uint32_t key, uint64_t side)

@@ -184,7 +184,10 @@ def _only_name(file: H5File) -> str:
     if not names:
         raise RefusedError("holds no array")
     if len(names) > 1:
-        raise RefusedError(f"holds several arrays: {describe_names(file, names)}; choose one with dataset=")
+        raise RefusedError(
+            f"holds several arrays, and nothing says which is wanted: {describe_names(file, names)}; choose one with "
+            f"dataset=, such as dataset={names[0]!r}"
+        )
     return names[0]
 
 

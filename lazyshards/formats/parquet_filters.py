@@ -202,7 +202,7 @@ def _may_hold(told: _Extremes, operator: str, value: Any) -> npt.NDArray[np.bool
         return np.ones(len(told.least), np.bool_)
     values = list(value) if operator == "in" else [value]
     table = pa.table({"least": told.least, "greatest": told.greatest, "group": pa.array(np.arange(len(told.least)))})
-    found = np.asarray(told.least.is_null()) | np.asarray(told.greatest.is_null())
+    found: npt.NDArray[np.bool_] = np.asarray(told.least.is_null()) | np.asarray(told.greatest.is_null())
     for each in values:
         if operator in ("<", "<="):
             expression = least < each if operator == "<" else least <= each

@@ -10,6 +10,7 @@ import numpy as np
 
 from lazyshards.formats.base import Fault
 from lazyshards.formats.columns import DECIMAL, Column, Nulls, View, null_problem, numpy_type
+from lazyshards.formats.options import check_options
 from lazyshards.layout import native_dtype
 from lazyshards.storage.base import Stamp
 
@@ -75,10 +76,7 @@ def parse_options(options: Mapping[str, object], format: str) -> Options:
     ValueError
         If two of them contradict each other, or one has no meaning.
     """
-    known = {"columns", "dtype", "fill_value", "nulls"}
-    unknown = sorted(options.keys() - known)
-    if unknown:
-        raise TypeError(f"the {format} format takes no option {unknown[0]!r}; it takes {', '.join(sorted(known))}")
+    check_options(options, format, ("columns", "dtype", "fill_value", "nulls"))
     columns, single = _parse_columns(options.get("columns"))
     policy, fill = options.get("nulls", "raise"), options.get("fill_value")
     if policy not in ("raise", "nan"):

@@ -112,9 +112,11 @@ def _describe(path: str, folder: str, found: _Metadata, storage: Storage, *, fil
         if len(names) != 1:
             inner = "" if folder == path else f" in {folder!r}"
             raise RefusedError(
-                f"is a group of {len(names):,} arrays{inner} ({list_names(names)}): say which with array="
+                f"is a group of {len(names):,} arrays{inner} ({list_names(names)}): "
+                f"say which with array=, such as array={join(folder, names[0])[len(path) :].strip('/')!r}"
                 if names
-                else f"is a group without arrays{inner}: say with array= which array below it"
+                else f"is a group without arrays{inner}: "
+                "if there are some in groups below it, say which with array='group/name'"
             )
         (found,) = _metadata([join(folder, names[0])], storage)
         return _describe(path, join(folder, names[0]), found, storage, fills=fills)

@@ -21,22 +21,24 @@ from lazyshards.progress import Progress
 from lazyshards.selection import Selection
 from lazyshards.storage import LocalStorage
 
-__all__ = ["Block", "BlockPlan", "View", "fold", "plan_blocks", "stream"]
+__all__ = ["Block", "BlockPlan", "Blocks", "View", "fold", "plan_blocks", "stream"]
 
 S = TypeVar("S")
 T = TypeVar("T")
 
 Block: TypeAlias = npt.NDArray[Any]
 """Consecutive rows of a view, in memory."""
+Blocks: TypeAlias = Iterator[tuple[Block, int]]
+"""Consecutive blocks, each with the row at which it begins."""
 
-BLOCK_NBYTES = 4 << 20
-"""Bytes of a block whose elements are 8 bytes; that of a view depends on nothing but its rows."""
-_ELEMENT_NBYTES = 8
-"""Bytes that an element of a block counts at least: it may be worked on as float64."""
-RUN_BLOCKS = 8
-"""Blocks that are read together where reading a part costs more than its share: of decoded shards, and from afar."""
-_WORK_BLOCKS = 3
-"""Copies of a block, in the type in which it is worked on, that a reduction makes at most at a time."""
+BLOCK_ELEMENTS = 1 << 16
+"""Elements of a block of usual rows: as float64 they stay in the cache of one core."""
+WIDE_ELEMENTS, _WIDE_ROWS = 1 << 19, 8
+"""Elements of a block of wide rows, of which it has so many if they fit: with one each, merging would take the time."""
+RUN_NBYTES, FAR_RUN_NBYTES = 4 << 20, 32 << 20
+"""Bytes that are read together; more of decoded shards, and from afar, where a part costs more than its share."""
+_WORK_BLOCKS = 5
+"""Copies of a block, as float64 or wider, that a reduction makes at most at a time."""
 
 
 class View(NamedTuple):
@@ -94,13 +96,9 @@ class BlockPlan:
     def peak_nbytes(self) -> int:
         """Most bytes that blocks, what reading them takes, and working on them take together; results come on top."""
         elements = min(self.block_rows, len(self.read.rows)) * prod(self.read.cell_shape)
-        worked = _WORK_BLOCKS * elements * _worked_nbytes(self.read.dtype)
+        worked = _WORK_BLOCKS * elements * max(16 if self.read.dtype.kind == "c" else 8, self.read.dtype.itemsize)
         run = min(self.read.tile_rows, len(self.read.rows)) * self.read.row_nbytes
         return min(self.readers, max(1, self.read.tile_count)) * (run + self.read.scratch_nbytes + worked)
-
-
-def _worked_nbytes(dtype: np.dtype[np.generic]) -> int:
-    return max(16 if dtype.kind == "c" else _ELEMENT_NBYTES, dtype.itemsize)
 
 
 def reader_count() -> int:
@@ -108,44 +106,48 @@ def reader_count() -> int:
     return cpu_count() + 1
 
 
-def plan_blocks(layout: Layout, selection: Selection) -> BlockPlan:
+def plan_blocks(layout: Layout, selection: Selection, *, elements: int | None = None) -> BlockPlan:
     """Return the blocks of a selection.
 
     Parameters
     ----------
     layout : Layout
     selection : Selection
+    elements : int, optional
+        Elements of a block; one row is always allowed.
     """
-    worked = prod(selection.cell_shape) * _worked_nbytes(layout.dtype)
-    stored = prod(selection.cell_shape) * layout.dtype.itemsize
-    most = max(1, BLOCK_NBYTES * stored // max(1, worked))
-    read = compile_plan(layout, selection, Capacity(1, most), tiles_per_processor=1)
-    block_rows = read.tile_rows
+    read = compile_plan(layout, selection, Capacity(1), tiles_per_processor=1)
+    width = max(1, prod(selection.cell_shape))
+    if elements is None:
+        block_rows = max(1, BLOCK_ELEMENTS // width, min(_WIDE_ROWS, WIDE_ELEMENTS // width))
+    else:
+        block_rows = max(1, elements // width)
     decodes = any(type(source) is Decoded for source in read.layout.sources.values())
-    if decodes or type(layout.storage) is not LocalStorage:
-        read = replace(read, tile_rows=block_rows * RUN_BLOCKS)
-    return BlockPlan(read, block_rows, reader_count())
+    most = FAR_RUN_NBYTES if decodes or type(layout.storage) is not LocalStorage else RUN_NBYTES
+    # A power of two, so that merging the blocks of a run first changes nothing in how all of them are merged.
+    blocks = 1 << max(0, (most // max(1, block_rows * read.row_nbytes)).bit_length() - 1)
+    return BlockPlan(replace(read, tile_rows=block_rows * blocks), block_rows, reader_count())
 
 
 def stream(
-    plan: BlockPlan, work: Callable[[Block, int], T], progress: Progress | None = None, *, keeps: bool = False
+    plan: BlockPlan, work: Callable[[Blocks], T], progress: Progress | None = None, *, keeps: bool = False
 ) -> Iterator[T]:
-    """Yield what ``work`` makes of each block, in order, whichever thread it ran on.
+    """Yield what ``work`` makes of each run of blocks, in order, whichever thread it ran on.
 
     Parameters
     ----------
     plan : BlockPlan
     work : callable
-        Takes a block, which it may write to, and the row at which it begins. Several run at the same time.
+        Takes blocks, which it may write to, each with the row at which it begins. Several run at the same time.
     progress : callable, optional
-        Called with the rows of each block that is done.
+        Called with the rows of each run that is done.
     keeps : bool
-        Whether what it returns may be, or hold, memory of the block.
+        Whether what it returns may be, or hold, memory of the blocks.
     """
     tiles = plan.read.tiles
     errors, free = {**np.geterr(), "call": np.geterrcall()}, SimpleQueue[Block]()
 
-    def run(tile: slice) -> list[T]:
+    def run(tile: slice) -> T:
         read, buffer = plan.read, None
         if not keeps:
             with suppress(Empty):
@@ -154,53 +156,45 @@ def stream(
             buffer = np.empty((min(read.tile_rows, len(read.rows)), *read.cell_shape), read.dtype)
         rows = buffer[: tile.stop - tile.start]
         fill(rows, read.rows[tile], read.layout, read.cell)
+        starts = range(0, len(rows), plan.block_rows)
         try:
             with np.errstate(**errors):  # type: ignore[arg-type]  # what geterr() and geterrcall() gave
-                return [
-                    _noted(work, rows[start : start + plan.block_rows], tile.start + start, len(read.rows))
-                    for start in range(0, len(rows), plan.block_rows)
-                ]
+                return work((rows[start : start + plan.block_rows], tile.start + start) for start in starts)
+        except Exception as exc:
+            exc.add_note(f"in rows {tile.start:,} to {tile.stop:,} of the {len(read.rows):,} that are reduced")
+            raise
         finally:
             if not keeps:
                 free.put(buffer)
 
     if len(tiles) == 1:
-        results = run(tiles[0])
+        result = run(tiles[0])
         if progress is not None:
             progress(tiles[0].stop)
-        yield from results
+        yield result
         return
     # What is kept counts as being read until it is handed out.
     most = max(1, plan.readers - 1) if keeps else 2 * plan.readers
-    pending: deque[tuple[slice, Future[list[T]]]] = deque()
+    pending: deque[tuple[slice, Future[T]]] = deque()
     with find_engine("numpy").reading(), ThreadPoolExecutor(plan.readers, "lazyshards-reduce") as pool:
         try:
             for tile in tiles:
                 pending.append((tile, pool.submit(run, tile)))
                 if len(pending) == most:
-                    yield from _first(pending, progress)
+                    yield _first(pending, progress)
             while pending:
-                yield from _first(pending, progress)
+                yield _first(pending, progress)
         finally:
             for _, future in pending:
                 future.cancel()
 
 
-def _noted(work: Callable[[Block, int], T], block: Block, first: int, rows: int) -> T:
-    """Return what ``work`` makes of a block; what it raises says of which rows."""
-    try:
-        return work(block, first)
-    except Exception as exc:
-        exc.add_note(f"in rows {first:,} to {first + len(block):,} of the {rows:,} that are reduced")
-        raise
-
-
-def _first(pending: "deque[tuple[slice, Future[list[T]]]]", progress: Progress | None) -> list[T]:
+def _first(pending: "deque[tuple[slice, Future[T]]]", progress: Progress | None) -> T:
     tile, future = pending.popleft()
-    results = future.result()
+    result = future.result()
     if progress is not None:
         progress(tile.stop - tile.start)
-    return results
+    return result
 
 
 def fold(states: Iterable[S], merge: Callable[[S, S], S]) -> S:

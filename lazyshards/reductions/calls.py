@@ -9,12 +9,15 @@ from lazyshards import catalog
 from lazyshards.engines.ranks import is_first_rank
 from lazyshards.layout import Layout
 from lazyshards.progress import progress_bar
-from lazyshards.reductions.blocks import Block, View, fold, plan_blocks, stream
+from lazyshards.reductions.blocks import Block, Blocks, View, fold, plan_blocks, stream
 from lazyshards.reductions.running import settled
 
 __all__ = ["map_blocks", "reduce_rows"]
 
 T = TypeVar("T")
+
+OWN_ELEMENTS = 1 << 19
+"""Elements of a block that a function of the user's is given."""
 
 
 def map_blocks(view: View, function: Callable[[Block], T], progress: bool) -> Iterator[T]:
@@ -25,10 +28,11 @@ def map_blocks(view: View, function: Callable[[Block], T], progress: bool) -> It
 
 def _mapped(view: View, function: Callable[[Block], T], progress: bool) -> Iterator[T]:
     layout = view.layout if view.layout.storage.on_change != "refresh" else catalog.refreshed(view.layout)
-    plan = plan_blocks(layout, view.selection)
+    plan = plan_blocks(layout, view.selection, elements=OWN_ELEMENTS)
     with progress_bar(len(plan.read.rows), "map_blocks", shown=progress and is_first_rank()) as bar:
-        for block in stream(plan, lambda block, _: block, bar.update, keeps=True):
-            yield function(block)
+        for blocks in stream(plan, lambda blocks: [block for block, _ in blocks], bar.update, keeps=True):
+            for block in blocks:
+                yield function(block)
 
 
 def reduce_rows(view: View, function: Callable[[Block], T], combine: Callable[[T, T], T], progress: bool) -> T:
@@ -38,9 +42,13 @@ def reduce_rows(view: View, function: Callable[[Block], T], combine: Callable[[T
         return function(np.empty(view.shape, view.dtype))
 
     def look(layout: Layout) -> T:
-        plan = plan_blocks(layout, view.selection)
+        plan = plan_blocks(layout, view.selection, elements=OWN_ELEMENTS)
+
+        def reduced(blocks: Blocks) -> T:
+            return fold((function(block) for block, _ in blocks), combine)
+
         with progress_bar(len(plan.read.rows), "reduce", shown=progress and is_first_rank()) as bar:
-            return fold(stream(plan, lambda block, _: function(block), bar.update, keeps=True), combine)
+            return fold(stream(plan, reduced, bar.update, keeps=True), combine)
 
     # What a user's function returns need not be the same bytes where it is the same.
     return settled(view, look, what=f"a reduction of {len(view.selection.rows):,} rows", facts=lambda _: {})

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from lazyshards.engines.ranks import is_first_rank
 from lazyshards.layout import Layout
 from lazyshards.progress import progress_bar
-from lazyshards.reductions.blocks import View, plan_blocks, stream
+from lazyshards.reductions.blocks import Blocks, View, plan_blocks, stream
 from lazyshards.reductions.extremes import Extreme
 from lazyshards.reductions.running import reduce_blocks, settled
 
@@ -51,7 +51,11 @@ def find_histogram(
                 )
             edges = np.histogram_bin_edges(np.zeros(1, dtype), bins, ends)
             total = np.zeros(len(edges) - 1, np.int64)
-            for counts in stream(plan, lambda block, _: np.histogram(block.view(dtype), bins, ends)[0], bar.update):
+
+            def counted(blocks: Blocks) -> npt.NDArray[np.int64]:
+                return sum([np.histogram(block.view(dtype), bins, ends)[0] for block, _ in blocks], 0 * total)
+
+            for counts in stream(plan, counted, bar.update):
                 total += counts
         return total, edges
 

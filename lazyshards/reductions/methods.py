@@ -22,11 +22,11 @@ Out: TypeAlias = npt.NDArray[Any] | None
 class Reducible:
     """A lazy view that is reduced without holding it in memory.
 
-    Blocks of a few megabytes are read ahead on threads, reduced there, and forgotten. Every reduction reads each row
-    once, unless it says otherwise. How many rows a block has depends on the shape and dtype of a row only, and what
-    blocks give is merged in their order, so that results have the same bits whatever the number of processors. Results
-    are NumPy's arrays and scalars, of NumPy's shape and dtype, whatever the engine; floating ones are added up in
-    float64 at least. Every rank of a Legate run finds the same.
+    Rows are read ahead on threads, reduced there block by block, and forgotten. Every reduction reads each row once,
+    unless it says otherwise. How many rows a block has depends on the shape of a row only, and what blocks give is
+    merged in their order, so that results have the same bits whatever the number of processors. Results are NumPy's
+    arrays and scalars, of NumPy's shape and dtype, whatever the engine; floating ones are added up in float64 at least.
+    Every rank of a Legate run finds the same.
     """
 
     __slots__ = ()
@@ -47,7 +47,7 @@ class Reducible:
         >>> np.save("wide_0.npy", np.zeros((1_000, 2_048)))
         >>> plan = lazyshards.open_shards("wide_0.npy", engine="numpy").block_plan()
         >>> plan.block_count, plan.block_rows, plan.block_nbytes
-        (4, 256, 4194304)
+        (32, 32, 524288)
         """
         return running.blocks_of(self._view())
 

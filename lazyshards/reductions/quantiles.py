@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from itertools import chain
 from math import prod
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ from lazyshards.engines.ranks import is_first_rank
 from lazyshards.errors import UnsupportedDtypeError
 from lazyshards.layout import Layout
 from lazyshards.progress import Bar, progress_bar
-from lazyshards.reductions.blocks import BlockPlan, View, plan_blocks, stream
+from lazyshards.reductions.blocks import BlockPlan, Blocks, View, plan_blocks, stream
 from lazyshards.reductions.reducers import Values, may_hold_nan
 from lazyshards.reductions.running import settled, told
 
@@ -126,7 +127,8 @@ def _find(view: View, name: str, question: _Question, axis: int | None, keepdims
             f"no {name} of {view.dtype} can be found: expected booleans, integers, or floating ones of 64 bits at most"
         )
     if not view.size:
-        return told(question.whole(np.empty(shape, view.dtype), axis, keepdims))
+        none = question.whole(np.empty(shape, view.dtype), axis, keepdims)
+        return told(none.astype(np.asarray(question.sample).dtype))
 
     def look(layout: Layout) -> npt.NDArray[Any]:
         plan = plan_blocks(layout, view.selection)
@@ -148,8 +150,9 @@ def _read(plan: BlockPlan, bar: Bar) -> npt.NDArray[Any]:
     """Return all rows."""
     whole = np.empty(plan.read.shape, plan.read.dtype)
 
-    def place(block: npt.NDArray[Any], first: int) -> None:
-        whole[first : first + len(block)] = block
+    def place(blocks: Blocks) -> None:
+        for block, first in blocks:
+            whole[first : first + len(block)] = block
 
     for _ in stream(plan, place, bar.update):
         pass
@@ -162,7 +165,7 @@ def _by_passes(plan: BlockPlan, question: _Question, rows_only: bool, bar: Bar) 
     ranks = sorted({min(rank + i, count - 1) for rank in question.ranks(count) for i in (0, 1)})
     dtype = np.dtype(np.uint8) if plan.read.dtype == np.bool_ else plan.read.dtype
     search = _Search(dtype, columns, ranks)
-    while search.left_nbytes > HELD_NBYTES and search.known < search.total:
+    while not search.is_narrow and search.known < search.total:
         counts = search.begin()
         for _ in stream(plan, counts.add, bar.update):
             pass
@@ -170,7 +173,7 @@ def _by_passes(plan: BlockPlan, question: _Question, rows_only: bool, bar: Bar) 
         if search.missing.all():
             break
     if search.known < search.total and not search.missing.all():
-        found = search.collect(stream(plan, search.candidates, bar.update))
+        found = search.collect(chain.from_iterable(stream(plan, search.candidates, bar.update)))
     else:
         found = search.prefixes
     values = {rank: _values(keys, dtype).astype(plan.read.dtype) for rank, keys in zip(ranks, found, strict=True)}
@@ -223,8 +226,12 @@ class _Counts:
     """By column, whether a NaN was seen."""
     lock: AbstractContextManager[Any] = field(default_factory=threading.Lock)
 
-    def add(self, block: Values, first: int) -> None:
-        """Count a block; the order does not matter."""
+    def add(self, blocks: Blocks) -> None:
+        """Count blocks; the order does not matter."""
+        for block, _ in blocks:
+            self._add(block)
+
+    def _add(self, block: Values) -> None:
         keys = _keys(block, self.dtype, self.columns)
         seen = np.isnan(block.reshape(-1, self.columns)).any(axis=0) if may_hold_nan(block.dtype) else False
         size = self.columns << self.bits
@@ -286,31 +293,46 @@ class _Search:
             self.prefixes[i] = (prefix << np.uint64(counts.bits)) | pattern.astype(np.uint64)
         self.known += counts.bits
         self._candidates, kept = np.unique(self.prefixes, axis=0, return_index=True)
-        # An element is kept as its key, of 8 bytes, and the number of its column.
-        self.left_nbytes = int(sizes[kept][:, ~self.missing].sum()) * 16
+        self.left_nbytes = int(sizes[kept][:, ~self.missing].sum()) * 8
 
-    def candidates(self, block: Values, first: int) -> list[tuple[Keys, npt.NDArray[np.int64]]]:
-        """Return, of each group, the keys of a block that have its first bits, and the columns that they are of."""
+    @property
+    def _rest(self) -> int:
+        """Bits that are not known yet."""
+        return self.total - self.known
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether what can still be the answer may be collected, the rest of an element's bits beside its column."""
+        return self.left_nbytes <= HELD_NBYTES and self._rest + self._columns.bit_length() <= 64
+
+    def candidates(self, blocks: Blocks) -> list[list[npt.NDArray[np.uint64]]]:
+        """Return, of each block and group, column and rest of the elements that have the group's first bits."""
+        return [self._candidates_of(block) for block, _ in blocks]
+
+    def _candidates_of(self, block: Values) -> list[npt.NDArray[np.uint64]]:
         keys = _keys(block, self._dtype, self._columns)
-        leading = (keys >> keys.dtype.type(self.total - self.known)).astype(np.uint64)
+        leading = (keys >> keys.dtype.type(self._rest)).astype(np.uint64)
+        rest = np.uint64((1 << self._rest) - 1)
         found = []
         for group in self._candidates:
             places, columns = np.nonzero((leading == group) & ~self.missing)
-            found.append((keys[places, columns].astype(np.uint64), columns))
+            found.append((columns.astype(np.uint64) << np.uint64(self._rest)) | (keys[places, columns] & rest))
         return found
 
-    def collect(self, parts: Iterable[list[tuple[Keys, npt.NDArray[np.int64]]]]) -> npt.NDArray[np.uint64]:
+    def collect(self, parts: Iterable[list[npt.NDArray[np.uint64]]]) -> npt.NDArray[np.uint64]:
         """Return the keys of all ranks, of what every block has for each group."""
         found = np.zeros_like(self.prefixes)
-        pieces: list[list[tuple[Keys, npt.NDArray[np.int64]]]] = [[] for _ in self._candidates]
+        pieces: list[list[npt.NDArray[np.uint64]]] = [[] for _ in self._candidates]
         for part in parts:
             for group, piece in zip(pieces, part, strict=True):
                 group.append(piece)
         every = np.flatnonzero(~self.missing)
+        shift = np.uint64(self._rest)
         for prefix, group in zip(self._candidates, pieces, strict=True):
-            keys, columns = (np.concatenate(each) for each in zip(*group, strict=True))
-            order = np.lexsort((keys, columns))
-            keys, starts = keys[order], np.searchsorted(columns[order], every)
+            ordered = np.sort(np.concatenate(group))
+            group.clear()
+            starts = np.searchsorted(ordered, every.astype(np.uint64) << shift)
             for i in np.flatnonzero((self.prefixes == prefix).all(axis=1)):
-                found[i, every] = keys[starts + self._within[i, every]]
+                rest = ordered[starts + self._within[i, every]] & np.uint64((1 << self._rest) - 1)
+                found[i, every] = (prefix[every] << shift) | rest
         return found

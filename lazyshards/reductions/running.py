@@ -14,10 +14,10 @@ from lazyshards.engines.ranks import Facts, is_first_rank, together
 from lazyshards.errors import ShardChangedError
 from lazyshards.layout import Layout
 from lazyshards.progress import Progress, progress_bar
-from lazyshards.reductions.blocks import BlockPlan, View, fold, plan_blocks, stream
+from lazyshards.reductions.blocks import BlockPlan, Blocks, View, fold, plan_blocks, stream
 from lazyshards.reductions.reducers import Reducer, Values
 
-__all__ = ["Axis", "blocks_of", "reduce_blocks", "reduce_view", "settled", "told"]
+__all__ = ["Axis", "blocks_of", "reduce_blocks", "reduce_state", "reduce_view", "settled", "told"]
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -117,9 +117,10 @@ def _reduced(
         kept = [1 if i in axes else size for i, size in enumerate(plan.read.shape)]
         result = np.empty(kept, dtype)
 
-        def place(block: npt.NDArray[Any], first: int) -> None:
-            count = len(block)
-            result[first : first + count] = reducer.finish(reducer.partial(block, first))
+        def place(blocks: Blocks) -> None:
+            for block, first in blocks:
+                count = len(block)
+                result[first : first + count] = reducer.finish(reducer.partial(block, first))
 
         for _ in stream(plan, place, bar.update):
             pass
@@ -128,7 +129,16 @@ def _reduced(
 
 def reduce_blocks(plan: BlockPlan, reducer: Reducer[S], progress: Progress | None = None) -> Values:
     """Return the result of all blocks."""
-    return reducer.finish(fold(_until_settled(stream(plan, reducer.partial, progress), reducer), reducer.merge))
+    return reducer.finish(reduce_state(plan, reducer, progress))
+
+
+def reduce_state(plan: BlockPlan, reducer: Reducer[S], progress: Progress | None = None) -> S:
+    """Return the state of all blocks: those of a run are merged on the thread that read them."""
+
+    def reduced(blocks: Blocks) -> S:
+        return fold((reducer.partial(block, first) for block, first in blocks), reducer.merge)
+
+    return fold(_until_settled(stream(plan, reduced, progress), reducer), reducer.merge)
 
 
 def _until_settled(states: Iterable[S], reducer: Reducer[S]) -> Iterator[S]:

@@ -205,7 +205,8 @@ class Measurable(Reducible):
         ----------
         function : callable
             Takes a block, a NumPy array of its own of shape ``(n, *shape[1:])``, and returns anything. It is called on
-            this thread, when the iterator is asked for the next result. The blocks are those of :meth:`block_plan`.
+            this thread, when the iterator is asked for the next result. A block has the rows of 524,288 elements, one
+            row at least, and the last one what is left.
         progress : bool
             Show a progress bar; needs tqdm.
 
@@ -236,7 +237,8 @@ class Measurable(Reducible):
         ----------
         function : callable
             Takes a block, a NumPy array of its own of shape ``(n, *shape[1:])``, and returns its part of the result.
-            It runs on several threads at a time. Without elements it is called once, with an empty block.
+            It runs on several threads at a time. A block has the rows of 524,288 elements, one row at least. Without
+            elements it is called once, with an empty block.
         combine : callable
             Takes the parts of two neighbours, the left one first, and returns that of both. It must not matter in which
             order neighbours are combined; it is always the same, so that rounding is.

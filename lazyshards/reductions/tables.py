@@ -12,10 +12,10 @@ from lazyshards.engines.ranks import is_first_rank
 from lazyshards.errors import UnsupportedDtypeError
 from lazyshards.layout import Layout
 from lazyshards.progress import progress_bar
-from lazyshards.reductions.blocks import View, fold, plan_blocks, stream
+from lazyshards.reductions.blocks import View, plan_blocks
 from lazyshards.reductions.extremes import Extreme
 from lazyshards.reductions.reducers import Unsettled, Values
-from lazyshards.reductions.running import settled
+from lazyshards.reductions.running import reduce_state, settled
 from lazyshards.reductions.sums import Moments, State
 
 __all__ = ["ColumnStats", "find_stats"]
@@ -143,7 +143,7 @@ def find_stats(view: View, progress: bool) -> ColumnStats:
     def look(layout: Layout) -> _Found:
         plan = plan_blocks(layout, view.selection)
         with progress_bar(len(plan.read.rows), "stats", shown=progress and is_first_rank()) as bar:
-            return fold(stream(plan, statistics.partial, bar.update), statistics.merge)
+            return reduce_state(plan, statistics, bar.update)
 
     rows, shape = len(view.selection.rows), view.selection.cell_shape
     found = settled(view, look, what=f"the statistics of {rows:,} rows")

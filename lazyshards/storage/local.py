@@ -1,34 +1,22 @@
 """Files of this machine: positional reads straight into the destination."""
 
-import errno
 import glob
 import os
-import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import BinaryIO
 
 from lazyshards.errors import ShardReadError
 from lazyshards.native import find_library
-from lazyshards.storage.base import Entry, Head, OnChange, Part, Stamp
+from lazyshards.storage.base import Entry, Head, OnChange, Part
 from lazyshards.storage.changes import report_change
 from lazyshards.storage.gather import copy_into
+from lazyshards.storage.heads import OPENED, read_heads, stamp_of_status
 
 __all__ = ["LocalStorage"]
 
 _MOST_NBYTES = 0x7FFFF000
 """Bytes that one read call of Linux returns at most."""
-_PROBE = 32
-"""Heads read one after the other before it is decided whether threads would help."""
-_SLOW_SECONDS = 60e-6
-"""Seconds a head above which reading waits on a device, so that threads help; in the page cache it takes about 4 us."""
-_INODE_BITS = 0x7FFF_FFFF_FFFF_FFFF
-"""A layout holds inodes as int64, and some file systems use all 64 bits."""
-_OPENED = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-"""How files are opened: a named pipe that took a shard's name must not hang what reads it."""
-_HEAD_THREADS = 16
-"""Threads that read heads from a device; more gained nothing in the measurements of docs/explanation/decisions.md."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,31 +49,15 @@ class LocalStorage:
         return "missing", []
 
     def heads(self, paths: Sequence[str], nbytes: int) -> list[Head]:
-        """Return the first bytes and the stamp of every file, errors in place.
-
-        In the page cache threads only fight over the interpreter lock, on a cold disk they are worth four times:
-        the first few reads decide. Stamps alone, of no bytes, are asked of the directories and open no file.
-        """
-        start = time.perf_counter()
-        heads = _heads(paths[:_PROBE], nbytes)
-        rest = paths[_PROBE:]
-        if not rest:
-            return heads
-        if time.perf_counter() - start < _PROBE * _SLOW_SECONDS:
-            return heads + _heads(rest, nbytes)
-        count = max(1, len(rest) // (8 * _HEAD_THREADS))
-        pieces = [rest[i : i + count] for i in range(0, len(rest), count)]
-        with ThreadPoolExecutor(_HEAD_THREADS) as pool:
-            for piece in pool.map(_heads, pieces, [nbytes] * len(pieces)):
-                heads += piece
-        return heads
+        """Return the first bytes and the stamp of every file, errors in place."""
+        return read_heads(paths, nbytes)
 
     def fetch(self, ranges: Sequence[tuple[str, int, int]]) -> list[bytes]:
         """Return the bytes of each ``(path, offset, nbytes)``; shorter only where the file ends."""
         found = []
         for path, offset, nbytes in ranges:
             try:
-                fd = os.open(path, _OPENED)
+                fd = os.open(path, OPENED)
                 try:
                     found.append(_pread(fd, offset, nbytes))
                 finally:
@@ -109,7 +81,7 @@ class LocalStorage:
                 i = j
                 continue
             try:
-                fd = os.open(path, _OPENED)
+                fd = os.open(path, OPENED)
                 try:
                     short = _fill(fd, parts[i:j])
                     status = os.fstat(fd)
@@ -120,7 +92,7 @@ class LocalStorage:
                 raise ShardReadError(f"{path!r} cannot be read: {exc.strerror or exc}{gone}") from exc
             except OverflowError as exc:  # as whoever wrote a manifest may say
                 raise ShardReadError(f"{path!r} cannot be read at byte 2**63 or beyond, where no file goes") from exc
-            now = _stamp(status)
+            now = stamp_of_status(status)
             if now != stamp:
                 report_change(path, stamp, now, self.on_change)
             if short:
@@ -138,7 +110,7 @@ class LocalStorage:
     def open(self, path: str) -> BinaryIO:
         """Return the file, open for reading."""
         try:
-            return open(path, "rb", opener=lambda name, _: os.open(name, _OPENED))
+            return open(path, "rb", opener=lambda name, _: os.open(name, OPENED))
         except OSError as exc:
             raise ShardReadError(f"{path!r} cannot be opened: {exc.strerror or exc}") from exc
 
@@ -175,44 +147,6 @@ def _glob(pattern: str) -> Iterable[str]:
     rest = os.sep.join(parts[literal:])
     base = root + os.sep if literal else ""
     return [base + found for found in glob.iglob(rest, root_dir=base or None, recursive=True)]
-
-
-def _heads(paths: Sequence[str], nbytes: int) -> list[Head]:
-    """Read heads one after the other, with as little around the system calls as can be: one is made for every shard."""
-    heads: list[Head] = []
-    if not nbytes:
-        for path in paths:
-            try:
-                heads.append(Head(b"", _stamp(os.stat(path))))
-            except (OSError, ValueError) as exc:  # it is that file's own
-                heads.append(_failed(exc))
-        return heads
-    open_, fstat, pread, close, new = os.open, os.fstat, os.pread, os.close, tuple.__new__
-    for path in paths:
-        try:
-            fd = open_(path, _OPENED)
-            try:
-                status = fstat(fd)
-                data = pread(fd, nbytes, 0)
-            finally:
-                close(fd)
-        except (OSError, ValueError) as exc:
-            heads.append(_failed(exc))
-        else:
-            inode = status.st_ino & _INODE_BITS
-            heads.append(new(Head, (data, new(Stamp, (status.st_size, status.st_mtime_ns, inode, "")), None)))
-    return heads
-
-
-def _failed(error: OSError | ValueError) -> Head:
-    """Return the head of a file that cannot be read; one whose name is no path at all is not there either."""
-    if isinstance(error, ValueError):  # a null byte, or characters that no file name has
-        error = OSError(errno.EINVAL, f"its name is not a path: {error}")
-    return Head(b"", Stamp(0), error)
-
-
-def _stamp(status: os.stat_result) -> Stamp:
-    return tuple.__new__(Stamp, (status.st_size, status.st_mtime_ns, status.st_ino & _INODE_BITS, ""))
 
 
 def _pread(fd: int, offset: int, nbytes: int) -> bytes:

@@ -209,8 +209,9 @@ def _make(address: Address, options: Mapping[str, object], key: object) -> Mount
         if isinstance(known, dict):
             known["skip_instance_cache"] = True
             if protocol in {"s3", "s3a"}:
-                config = known.get("config_kwargs", given.get("config_kwargs", {}))
-                known["config_kwargs"] = {**_S3_CONFIG, **config}
+                # Options without a protocol are those of the first link, and come before those with one.
+                place = given if url.startswith(f"{protocol}://") and "config_kwargs" in given else known
+                place["config_kwargs"] = {**_S3_CONFIG, **cast("dict[str, object]", place.get("config_kwargs", {}))}
     mark = _archive_mark(address, options, key) if address.suffix else ""
     fs, _ = url_to_fs(url, **given)
     _keep_no_listings(fs)

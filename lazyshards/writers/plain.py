@@ -1,5 +1,6 @@
 """Writes rows as plain bytes: npy, whose header says what they are, and raw, which a file beside it describes."""
 
+import contextlib
 import json
 import os
 from typing import IO
@@ -33,7 +34,8 @@ class _PlainWriter:
 
     def abandon(self) -> None:
         """Let go of the file."""
-        self._file.close()
+        with contextlib.suppress(OSError):  # what is not yet written may not fit the disk
+            self._file.close()
 
 
 class NpyWriter(_PlainWriter):

@@ -71,7 +71,11 @@ class _TableWriter:
 
     def abandon(self) -> None:
         """Let go of the file."""
-        self._file.close()
+        # The library's writer ends its file when it is closed, or else whenever it is collected: either may fail.
+        with contextlib.suppress(_arrow().ArrowException, OSError, ValueError):
+            self._writer.close()
+        with contextlib.suppress(OSError):
+            self._file.close()
 
 
 class ParquetWriter(_TableWriter):

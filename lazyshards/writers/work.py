@@ -1,7 +1,10 @@
 """What is known of a dataset while it grows: which shards are finished, so that an interrupted call is gone on with."""
 
+import contextlib
+import errno
 import json
-from collections.abc import Callable, Iterable, Mapping
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -9,7 +12,9 @@ import numpy.typing as npt
 
 from lazyshards.hashing import best_algorithm, new_hasher
 
-__all__ = ["Blocks", "Work", "bytes_of"]
+__all__ = ["Blocks", "Work", "bytes_of", "full_disk_told"]
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 Blocks = Callable[[], Iterable[npt.NDArray[np.generic]]]
 """Gives the rows of a shard, some at a time."""
@@ -18,6 +23,21 @@ Blocks = Callable[[], Iterable[npt.NDArray[np.generic]]]
 def bytes_of(block: npt.NDArray[np.generic]) -> memoryview | bytes:
     """Return the bytes of rows that lie one after the other."""
     return block.reshape(-1).view(np.uint8).data if block.size else b""
+
+
+@contextlib.contextmanager
+def full_disk_told(path: str) -> Iterator[None]:
+    """Turn the error of a full disk into one that names what was written and says what to do."""
+    try:
+        yield
+    except OSError as exc:
+        if exc.errno not in _FULL:
+            raise
+        text = (
+            f"{os.strerror(exc.errno or 0)} while this was written: make room, and make the same call again, which "
+            "keeps the shards that were finished; or write elsewhere"
+        )
+        raise OSError(exc.errno, text, path) from exc
 
 
 class _Written(NamedTuple):

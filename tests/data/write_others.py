@@ -15,14 +15,17 @@ INTS = ROWS.astype("i4")
 
 
 def version(name):
+    """Return the version of a library."""
     return importlib.import_module(name).__version__
 
 
 def path(name, library, suffix):
-    return os.path.join(sys.argv[1], "%s-%s-%s%s" % (library, version(library), name, suffix))
+    """Return the path of a file that says who wrote it."""
+    return os.path.join(sys.argv[1], f"{library}-{version(library)}-{name}{suffix}")
 
 
 def npy():
+    """Write as numpy does."""
     np.save(path("c", "numpy", ".npy"), ROWS)
     np.save(path("fortran_big", "numpy", ".npy"), np.asfortranarray(ROWS.astype(">f8")))
     np.savez(path("stored", "numpy", ".npz"), x=ROWS, y=INTS)
@@ -30,21 +33,24 @@ def npy():
 
 
 def append():
+    """Write a growing .npy file."""
     from npy_append_array import NpyAppendArray
 
-    target = os.path.join(sys.argv[1], "npy_append_array-%s.npy" % dist("npy-append-array"))
+    target = os.path.join(sys.argv[1], "npy_append_array-{}.npy".format(dist("npy-append-array")))
     with NpyAppendArray(target) as file:
         for part in np.split(ROWS, [5, 6]):
             file.append(np.ascontiguousarray(part))
 
 
 def dist(name):
+    """Return the version of a package that has none in its module."""
     from importlib.metadata import version as installed
 
     return installed(name)
 
 
 def hdf5():
+    """Write what h5py writes."""
     import h5py
 
     for libver in ("earliest", "latest"):
@@ -58,6 +64,7 @@ def hdf5():
 
 
 def netcdf():
+    """Write what netCDF4 writes."""
     import netCDF4
 
     with netCDF4.Dataset(path("classic_model", "netCDF4", ".nc"), "w", format="NETCDF4") as file:
@@ -67,6 +74,7 @@ def netcdf():
 
 
 def h5netcdf():
+    """Write what h5netcdf writes."""
     import h5netcdf as library
 
     with library.File(path("plain", "h5netcdf", ".h5"), "w") as file:
@@ -75,6 +83,7 @@ def h5netcdf():
 
 
 def pytables():
+    """Write what PyTables writes."""
     import tables
 
     with tables.open_file(path("earray", "tables", ".h5"), "w") as file:
@@ -86,12 +95,13 @@ def pytables():
 
 
 def parquet():
+    """Write what pyarrow writes."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     columns = [pa.array(ROWS[:, k]) for k in range(3)]
     try:
-        table = pa.table(dict(zip("abc", columns)))
+        table = pa.table(dict(zip("abc", columns, strict=False)))
     except AttributeError:
         table = pa.Table.from_arrays(columns, list("abc"))
     pq.write_table(table, path("default", "pyarrow", ".parquet"), row_group_size=7)
@@ -102,7 +112,7 @@ def parquet():
         opened = pa.ipc.new_file, pa.ipc.new_stream
     else:
         opened = pa.RecordBatchFileWriter, pa.RecordBatchStreamWriter
-    for open_one, suffix in zip(opened, (".arrow", ".arrows")):
+    for open_one, suffix in zip(opened, (".arrow", ".arrows"), strict=False):
         with open(path("rows", "pyarrow", suffix), "wb") as sink:
             writer = open_one(sink, table.schema)
             for start in (0, 6, 12):
@@ -110,7 +120,7 @@ def parquet():
                 writer.write_batch(pa.RecordBatch.from_arrays(part, list("abc")))
             writer.close()
     try:
-        import pyarrow.feather as feather
+        from pyarrow import feather
 
         feather.write_feather(table, path("lz4", "pyarrow", ".feather"), compression="lz4")
     except (ImportError, TypeError):
@@ -118,39 +128,43 @@ def parquet():
 
 
 def fastparquet():
+    """Write what fastparquet writes."""
     import fastparquet as library
-    import pandas
+    import pandas as pd
 
-    frame = pandas.DataFrame({name: ROWS[:, k] for k, name in enumerate("abc")})
+    frame = pd.DataFrame({name: ROWS[:, k] for k, name in enumerate("abc")})
     for codec in ("UNCOMPRESSED", "SNAPPY", "GZIP"):
         target = path(codec.lower(), "fastparquet", ".parquet")
         library.write(target, frame, row_group_offsets=[0, 8], compression=codec, has_nulls=codec == "GZIP")
 
 
 def polars():
-    import polars as library
+    """Write what polars writes."""
+    import polars as pl
 
-    frame = library.DataFrame({name: ROWS[:, k] for k, name in enumerate("abc")})
+    frame = pl.DataFrame({name: ROWS[:, k] for k, name in enumerate("abc")})
     frame.write_parquet(path("zstd", "polars", ".parquet"), compression="zstd", row_group_size=6)
     frame.write_parquet(path("plain", "polars", ".parquet"), compression="uncompressed", statistics=False)
     frame.write_ipc(path("lz4", "polars", ".arrow"), compression="lz4")
     frame.write_ipc(path("plain", "polars", ".arrow"), compression="uncompressed")
-    rows = library.DataFrame({"v": library.Series(ROWS.tolist(), dtype=library.Array(library.Float32, 3))})
+    rows = pl.DataFrame({"v": pl.Series(ROWS.tolist(), dtype=pl.Array(pl.Float32, 3))})
     rows.write_parquet(path("arrays", "polars", ".parquet"))
 
 
 def safetensors():
+    """Write what safetensors writes."""
     from safetensors.numpy import save_file
 
     save_file({"x": ROWS, "y": INTS}, path("two", "safetensors", ".safetensors"), metadata={"format": "np"})
 
 
 def stores():
+    """Write Zarr stores."""
     import zarr
 
     if int(zarr.__version__.split(".")[0]) >= 3:
         for number in (2, 3):
-            target = path("v%d" % number, "zarr", ".zarr")
+            target = path(f"v{number}", "zarr", ".zarr")
             array = zarr.create_array(target, shape=ROWS.shape, dtype="f4", chunks=(6, 2), zarr_format=number)
             array[...] = ROWS
         target = path("sharded", "zarr", ".zarr")
@@ -166,10 +180,11 @@ def stores():
 
 
 def tensorstore():
+    """Write what tensorstore writes."""
     import tensorstore as ts
 
     for driver in ("zarr", "zarr3"):
-        target = os.path.join(sys.argv[1], "tensorstore-%s-%s.zarr" % (dist("tensorstore"), driver))
+        target = os.path.join(sys.argv[1], "tensorstore-{}-{}.zarr".format(dist("tensorstore"), driver))
         spec = {"driver": driver, "kvstore": {"driver": "file", "path": target}}
         array = ts.open(spec, create=True, delete_existing=True, dtype=ts.float32, shape=ROWS.shape).result()
         array.write(ROWS).result()

@@ -131,6 +131,46 @@ class TestDeflatedZip(TestZip):
     compression = zipfile.ZIP_DEFLATED
 
 
+class TestTar(TestZip):
+    def make(self, root, files):
+        self.archive = root / "a.tar"
+        self.files = {f"set/{name}": data for name, data in files.items()}
+        self._write()
+        storage, (place,) = open_storage([f"tar://set::file://{self.archive}"], None, "raise")
+        return storage, place
+
+    def change(self, path, data):
+        self.files[path.rpartition("tar://")[2]] = data
+        self._write()
+
+    def _write(self):
+        new = self.archive.with_suffix(".new")
+        with tarfile.open(new, "w") as archive:
+            for name, data in self.files.items():
+                member = tarfile.TarInfo(name)
+                member.size = len(data)
+                member.mtime = time.time_ns() // 10**9 + len(data)
+                archive.addfile(member, io.BytesIO(data))
+        new.replace(self.archive)
+
+
+class TestSimpleCache(TestMemory):
+    cache = "simplecache"
+
+    def make(self, root, files):
+        fsspec.filesystem("memory").pipe({f"{root}/set/{name}": data for name, data in files.items()})
+        options = {self.cache: {"cache_storage": str(root / "cache")}}
+        storage, (place,) = open_storage([f"{self.cache}::memory:/{root}/set"], options, "raise")
+        return storage, place
+
+    def change(self, path, data):
+        fsspec.filesystem("memory").pipe(path.removeprefix(f"{self.cache}::"), data)
+
+
+class TestFileCache(TestSimpleCache):
+    cache = "filecache"
+
+
 class TestHttp(StorageConformance):
     options = MappingProxyType({})
 

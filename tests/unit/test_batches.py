@@ -324,7 +324,9 @@ def test_progress_bar_counts_rows(numbers, capsys):
     it = numbers.batches(8, epochs=2, progress=True)
     next(iter(it))
     assert len(list(it)) == 13
-    assert "98 of 98 rows (100 %)" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert " on numpy: 98 of 98 rows (100 %)" in said
+    assert said.startswith("batches of ")
 
 
 def test_batches_are_of_the_engine(numbers, engine):

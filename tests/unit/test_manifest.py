@@ -590,7 +590,7 @@ def test_datasets_of_one_file(tmp_path, chunks, monkeypatch):
         file["part/1"][0] += 1
     with pytest.raises(LayoutError, match=r"1 shard changed \('f_1\.h5'\)"):
         open_shards(tmp_path, manifest="require", dataset="part/*")
-    assert {finding.kind for finding in verify(tmp_path, dataset="part/*").findings} == {"changed"}
+    assert {finding.kind for finding in verify(tmp_path, dataset="part/*").findings} == {"changed", "empty"}
 
 
 def test_one_file_of_datasets(tmp_path):
@@ -645,8 +645,8 @@ def test_refresh_refuses_what_does_not_agree(write):
     """A shard that changed into another dtype is told, though the others are not looked at again."""
     path, whole = write((3, 4, 5))
     open_shards(path).save_manifest()
-    np.save(path / "shard_0001.npy", whole[:4].astype("f2"))
-    with pytest.raises(LayoutError, match=r"shard_0001\.npy.*float16"):
+    np.save(path / "shard_0001.npy", np.arange(12).reshape(4, 3))
+    with pytest.raises(LayoutError, match=r"shard_0001\.npy.*int64"):
         open_shards(path, manifest="refresh")
 
 
@@ -700,6 +700,21 @@ def test_refreshed_shard_is_read_anew(write):
     assert_same(ds.map(lambda rows: rows[:, 0], row_shape=())[3:].compute(), new[:, 0])
     assert_same(next(iter(ds.batches(7))), np.concatenate([whole[:3], new]))
     assert ds.fingerprint == before
+
+
+def test_refreshed_on_every_engine(write, engine):
+    """Every engine reads the shards as they are now, and refuses those that hold something else."""
+    path, whole = write((300, 400), dtype="f4")
+    ds = open_shards(path, on_change="refresh", engine=engine)
+    assert_same(np.asarray(ds.compute()), whole)
+    new = example_array((400, 3), "f4", seed=9)
+    np.save(path / "shard_0001.npy", new)
+    assert_same(np.asarray(ds.compute()), np.concatenate([whole[:300], new]))
+    assert_same(np.asarray(ds[299:302].compute()), np.concatenate([whole[299:300], new[:2]]))
+    np.save(path / "shard_0001.npy", new[:5])
+    with pytest.raises(ShardChangedError, match="holds 5 rows"):
+        ds.compute()
+    assert_same(np.asarray(open_shards(path, engine=engine).compute()), np.concatenate([whole[:300], new[:5]]))
 
 
 @pytest.mark.parametrize(
@@ -761,3 +776,27 @@ def test_damaged_manifest_is_passed_over(tmp_path):
     ds = lazyshards.open_shards(tmp_path, engine="numpy")
     assert ds.to_numpy().tolist() == [0, 1, 2]
     assert "_lazyshards.arrow" in repr(ds)
+
+
+FULL = """
+    import resource, signal, sys
+    from pathlib import Path
+    import numpy as np
+    from lazyshards import open_shards
+    folder = Path(sys.argv[1])
+    for i in range(300):
+        np.save(folder / f"shard_{i}.npy", np.zeros(3))
+    ds = open_shards(folder, engine="numpy")
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4_000, resource.RLIM_INFINITY))
+    try:
+        ds.save_manifest()
+    except OSError as exc:
+        print(exc.errno, exc.filename)
+    print(len(list(folder.iterdir())))
+"""
+
+
+def test_full_disk(tmp_path, child):
+    """A manifest that does not fit the disk is an error that names it, and leaves nothing behind."""
+    assert child(FULL, tmp_path).splitlines() == [f"27 {tmp_path / manifest.NAME}", "300"]

@@ -33,7 +33,7 @@ def every_array():
             yield path, {}
 
 
-@pytest.mark.parametrize(("path", "options"), every_array(), ids=lambda value: str(getattr(value, "name", value)))
+@pytest.mark.parametrize(("path", "options"), [*every_array()], ids=lambda value: str(getattr(value, "name", value)))
 def test_what_others_wrote(path, options):
     """Whoever wrote it, and however long ago, the rows are those that were written."""
     ds = open_shards(path, **options)

@@ -156,6 +156,7 @@ def test_only_wanted_columns_are_read(save):
         ({"nulls": "nan", "fill_value": 3}, ValueError, "one of them"),
         ({"fill_value": "x"}, TypeError, "no.* number"),
         ({"column": "a"}, TypeError, "'column'"),
+        ({"colums": "a"}, TypeError, r"did you mean columns=\?"),
         ({"dtype": "nonsense"}, TypeError, "nonsense"),
     ],
     ids=str,
@@ -708,3 +709,92 @@ def test_without_pyarrow(save, child):
         path,
     )
     assert "pip install 'lazyshards[parquet]'" in out
+
+
+# A few rows -------------------------------------------------------------------------------------------------------
+
+
+def written(save, **options):
+    """Write columns that are coded in every way, and return a dataset of them and the rows."""
+    count = 30_000
+    rows = np.arange(count)
+    columns = [rows * 7, rows % 5, np.full(count, 3), np.where(rows < 15_000, rows, 4), rows[::-1] % 4096]
+    table = pa.table({f"c{k}": column for k, column in enumerate(columns)})
+    path = save(table, **{"row_group_size": 20_000, "data_page_size": 20_000, "write_batch_size": 500, **options})
+    return open_shards(path), np.stack(columns, 1)
+
+
+@pytest.mark.parametrize("page_version", ["1.0", "2.0"])
+@pytest.mark.parametrize("compression", ["none", "snappy", "gzip", "zstd", "brotli", "lz4"])
+@pytest.mark.parametrize("dictionary", [True, False, ["c1", "c3"]], ids=str)
+def test_a_few_rows(save, monkeypatch, compression, dictionary, page_version):
+    """A few rows are exact however their pages are coded, and need no library but where it alone knows the codec."""
+    ds, whole = written(
+        save, compression=compression, use_dictionary=dictionary, data_page_version=page_version,
+        write_page_checksum=True,
+    )  # fmt: skip
+    if compression != "lz4":
+        monkeypatch.setattr(parquet_rows, "_decode", None)
+    for start, stop in [(0, 1), (19_990, 20_010), (14_000, 16_000), (29_999, 30_000), (503, 4_711)]:
+        assert_same(ds[start:stop].compute(), whole[start:stop])
+        assert_same(ds[start:stop, 3:1:-1].compute(), whole[start:stop, 3:1:-1])
+    assert_same(ds[[7, 7, 25_000, 3]].compute(), whole[[7, 7, 25_000, 3]])
+
+
+@pytest.mark.parametrize("kind", ["<i4", "<u4", "<i8", "<u8", "<f4", "<f8"])
+def test_a_few_rows_of_each_type(save, monkeypatch, kind):
+    """The bits of values of four and of eight bytes are those that were written."""
+    whole = example_array((500,), kind)
+    ds = open_shards(save(pa.table({"x": whole})), columns="x")
+    monkeypatch.setattr(parquet_rows, "_decode", None)
+    assert_same(ds[100:300].compute(), whole[100:300])
+
+
+def test_dictionaries_are_read_once(save):
+    """The dictionary of a row group is read for the first slice in it, and kept for the next."""
+    ds, whole = written(save, use_dictionary=True, dictionary_pagesize_limit=1 << 20)
+    size = pq.read_metadata(ds.shards[0].path).row_group(0).column(0).total_compressed_size
+    storage = RecordingStorage(LocalStorage())
+    ds = with_storage(ds, storage)
+    counts = []
+    for start in (9_000, 9_100, 9_050):
+        storage.reads.clear()
+        assert_same(ds[start : start + 50, :1].compute(), whole[start : start + 50, :1])
+        counts.append(storage.nbytes)
+    assert counts[0] > size // 2 > 4 * counts[1]
+    assert counts[1] == counts[2]
+
+
+def test_nulls_of_a_few_rows_are_left_to_the_library(save):
+    """Nulls are an error, or filled, in a few rows as in many."""
+    values = pa.array([1.0, None, 3.0] * 100)
+    path = save(pa.table({"x": values}), write_statistics=False)
+    with pytest.raises(ShardReadError, match="column 'x' holds .* null"):
+        open_shards(path)[3:9].compute()
+    assert np.isnan(open_shards(path, nulls="nan")[4, 0].compute())
+
+
+@pytest.mark.parametrize("dictionary", [True, False])
+def test_wrong_checksum_of_a_few_rows(save, dictionary):
+    """A page that does not match its checksum is an error for a few rows, too."""
+    path = save(
+        pa.table({"x": np.arange(3_000)}), compression="none", use_dictionary=dictionary, write_page_checksum=True
+    )
+    file = path / "part-0.parquet"
+    data = bytearray(file.read_bytes())
+    data[600] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(ShardReadError, match=r"part-0\.parquet"):
+        open_shards(path)[:3_000].compute()
+
+
+def test_an_index_beyond_the_dictionary(save):
+    """A place that the dictionary does not have is an error, and never another value."""
+    path = save(pa.table({"x": np.arange(5) * 1_000}), compression="none", write_statistics=False)
+    file = path / "part-0.parquet"
+    data = file.read_bytes()
+    packed = bytes([3, 3, 0b10001000, 0b01000110, 0])  # eight places of three bits, the first five 0 to 4
+    assert data.count(packed) == 1
+    file.write_bytes(data.replace(packed, bytes([3, 3, 0b10001111, 0b01000110, 0])))
+    with pytest.raises(ShardReadError, match=r"part-0\.parquet"):
+        open_shards(path)[:2].compute()

@@ -16,7 +16,7 @@ WHOLE = np.arange(-45, 45, dtype="i2").reshape(30, 3)
 
 @pytest.fixture
 def ds(tmp_path):
-    """Thirty rows in four shards."""
+    """Open thirty rows in four shards."""
     write_npy_shards(tmp_path / "set", np.split(WHOLE, [9, 9, 20]))
     return open_shards(tmp_path / "set", engine="numpy")
 

@@ -278,3 +278,21 @@ def test_once_answer_fails(monkeypatch):
     assert mine == "done"
     assert str(other) == "no 2"
     assert first.heard == len(first.said)
+
+
+@pytest.mark.parametrize("command", ["index", "convert", "verify"])
+def test_other_ranks_run_no_commands(child, write, command):
+    """A command that reads by itself, or writes, is for rank 0: on another rank it ends well and does nothing."""
+    path, _ = write([2, 3])
+    code = """
+        import os, sys
+        from lazyshards import cli
+        path = sys.argv[1]
+        more = [path + "-converted"] if sys.argv[2] == "convert" else []
+        status = cli.main([sys.argv[2], path, *more])
+        print([status, os.path.exists(path + "-converted"), os.path.exists(path + "/_lazyshards.arrow")])
+    """
+    said = child(code, str(path), command, LEGATE_GLOBAL_RANK="1", LAZYSHARDS_ENGINE="numpy")
+    assert said.strip() == "[0, False, False]"
+    alone = child(code, str(path), command, LAZYSHARDS_ENGINE="numpy")
+    assert alone.strip().splitlines()[-1] == f"[0, {command == 'convert'}, {command == 'index'}]"

@@ -10,6 +10,7 @@ import pytest
 from lazyshards import open_shards
 from lazyshards.errors import LazyShardsError, ShardChangedError, ShardChangedWarning, ShardReadError
 from lazyshards.storage import LocalStorage, Part, Stamp, open_storage
+from lazyshards.storage import heads as heads_module
 from lazyshards.storage import local as local_module
 from lazyshards.testing import StorageConformance, assert_same, example_array, write_npy_shards
 
@@ -194,6 +195,7 @@ def test_inodes_beyond_63_bits(files, monkeypatch):
         return os.stat_result(status, {"st_mtime_ns": 7})
 
     monkeypatch.setattr(os, "fstat", fstat)
+    monkeypatch.setattr(heads_module, "find_library", lambda: None)
     assert_same(open_shards(files).compute(), WHOLE)
 
 
@@ -254,7 +256,7 @@ def test_open_files_do_not_pile_up(files):
 
 def test_heads_in_threads(tmp_path, monkeypatch):
     """Where a disk is slow the heads are read by threads, in the same order, errors in their place."""
-    monkeypatch.setattr(local_module, "_SLOW_SECONDS", 0)
+    monkeypatch.setattr(heads_module, "_SLOW_SECONDS", 0)
     paths = []
     for i in range(300):
         (tmp_path / str(i)).write_bytes(bytes([i % 256]) * (i + 1))

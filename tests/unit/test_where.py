@@ -12,7 +12,7 @@ WHOLE = np.random.default_rng(5).integers(-9, 9, (200, 3)).astype("f4")
 
 @pytest.fixture
 def ds(tmp_path):
-    """Two hundred rows in four shards."""
+    """Open two hundred rows in four shards."""
     write_npy_shards(tmp_path / "set", np.split(WHOLE, [70, 70, 130]))
     return open_shards(tmp_path / "set", engine="numpy")
 
@@ -113,7 +113,7 @@ def test_progress(ds, capsys):
 
 @pytest.fixture
 def table(tmp_path):
-    """Two files of ten row groups of 50 rows each, and their columns as one pandas-like dictionary."""
+    """Write two files of ten row groups of 50 rows each; give their directory and what they hold."""
     pa = pytest.importorskip("pyarrow")
     import pyarrow.parquet as pq
 
@@ -274,3 +274,26 @@ def test_nothing_is_read_early(ds):
     """Making a mask reads nothing."""
     lazy = with_storage(ds, RaisingStorage())
     repr((lazy[:, 0] > 3) & (lazy[:, 1] < 2))
+
+
+def test_memory_is_bounded(tmp_path, child):
+    """Finding rows in data, lazily worked on, takes a small part of the memory that the data would."""
+    with (tmp_path / "sparse.npy").open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (1_000_000, 128)})
+        file.truncate(file.tell() + 4 * 128 * 1_000_000)
+    out = child(
+        """
+        import sys, tracemalloc
+        import numpy as np
+        from lazyshards import open_shards
+        ds = open_shards(sys.argv[1], engine="numpy")
+        work = np.sqrt(ds * 2.5 - np.arange(128))
+        tracemalloc.start()
+        found = work.where_rows(lambda rows: (rows[:, 0] == 0) & (np.arange(len(rows)) == 0))
+        print(len(found), tracemalloc.get_traced_memory()[1])
+        """,
+        tmp_path / "sparse.npy",
+    )
+    count, most = map(int, out.split())
+    assert count > 0
+    assert most < 50e6  # of 512e6, mapped files not counted

@@ -406,3 +406,33 @@ def test_light_import():
     """What writes a format is imported when it is needed."""
     assert "lazyshards.writers" in sys.modules
     assert json.loads("[]") == []
+
+
+FULL = """
+    import gc, resource, signal, sys
+    import numpy as np, lazyshards
+    from lazyshards import open_shards, write_shards
+    target, format = sys.argv[1], sys.argv[2]
+    whole = np.random.default_rng(0).random((40_000, 8))
+    write_shards(whole[:100], target + "-warm", format=format)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (600_000, resource.RLIM_INFINITY))
+    sys.unraisablehook = lambda found: print("UNRAISABLE", found.exc_value)
+    try:
+        write_shards(whole, target, format=format, rows_per_shard=15_000)
+    except OSError as exc:
+        print(exc.errno, exc.filename, exc)
+    gc.collect()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    write_shards(whole, target, format=format, rows_per_shard=15_000)
+    print(np.array_equal(open_shards(target, engine="numpy").compute().reshape(whole.shape), whole))
+"""
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_full_disk(tmp_path, child, format):
+    """Where no more can be written the error names the shard and says what to do, and the next call goes on."""
+    first, *rest = child(FULL, tmp_path / "set", format).splitlines()
+    assert first.startswith(f"27 {tmp_path}/.set.lazyshards/data/shard_00000")
+    assert "make room, and make the same call again" in first
+    assert rest == ["True"]
