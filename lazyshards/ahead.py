@@ -28,6 +28,11 @@ Batch: TypeAlias = Any
 class Pending(Protocol):
     """A batch that is being read."""
 
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is waited for any more."""
+        ...
+
     def result(self) -> Batch:
         """Wait for the batch, or raise what went wrong with it."""
         ...
@@ -131,11 +136,13 @@ class ReadAhead:
         self._prefetch = prefetch
         self._most = most_together(batch_size, source.row_nbytes) if prefetch else 1
         self._together = 1
+        self._is_first = True
         self._ahead: deque[tuple[int, int, _Group]] = deque()
 
     def take(self) -> tuple[int, Batch]:
         """Return the position at which the next batch ends, and the batch; nothing of it is kept."""
         self._begin()
+        self._is_first = False
         start, stop, group = self._ahead.popleft()
         return stop, group.take(start, stop)
 
@@ -162,6 +169,8 @@ class ReadAhead:
             self._ahead.extend((a, b, group) for a, b in pairwise(cuts))
             self._asked = stop
             self._together = min(self._most, _GROWTH * self._together)
+            if self._is_first and group.is_done:
+                return  # it was read at once: so it need not wait for those after it
 
 
 class _Group:
@@ -187,6 +196,11 @@ class _Group:
         self._left = count
         self._read: Batch = None
         self._pending: Pending | None = source.begin(order.rows(start, stop))
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is waited for any more."""
+        return self._pending is None or self._pending.is_done
 
     def take(self, start: int, stop: int) -> Batch:
         """Return the batch at positions [start, stop), or raise its error, not that of another one of the group."""

@@ -403,6 +403,11 @@ class _PendingBundle:
     def __init__(self, pending: Mapping[str, Pending]) -> None:
         self._pending = pending
 
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is waited for any more."""
+        return all(pending.is_done for pending in self._pending.values())
+
     def result(self) -> dict[str, Array]:
         """Wait for all of them, or raise what went wrong with the first that failed."""
         try:

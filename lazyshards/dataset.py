@@ -362,7 +362,8 @@ class ShardedDataset(Measurable):
         Raises
         ------
         LayoutError
-            If there can be none: the shards are stores, or are read by a function.
+            If there can be none: the shards are read by a function, or joined of several datasets. If the one that is
+            there lists shards that are there as well and that this dataset does not have.
         OSError
             If the directory cannot be written to.
 
@@ -459,7 +460,8 @@ class ShardedDataset(Measurable):
                 f"where_rows() was given a {type(predicate).__name__}, expected a function of a block of rows, or a "
                 "lazy dataset of booleans; a mask in memory is an index, ds[mask]"
             )
-        with progress_bar(len(self), "where_rows", shown=progress and is_first_rank()) as bar:
+        title = f"where_rows of {display.title_text(self._layout, self._selection)}"
+        with progress_bar(len(self), title, shown=progress and is_first_rank()) as bar:
             engine = wanted_engine(self._engine)
             return self[true_rows(len(self), lambda rows: mask[rows].to_numpy(), engine, bar.update)]
 

@@ -148,6 +148,7 @@ def _join(layouts: Sequence[Layout]) -> Layout:
         stored=None if mixed else first.stored,
         options="",
         manifest="",
+        note="",
         identity=digest.hexdigest(),
     )
 

@@ -86,9 +86,10 @@ class ViewSource:
     @contextlib.contextmanager
     def reading(self, scattered: int = 0) -> Iterator[None]:
         """Return what must be entered while batches are read ahead: so many rows in no order, if any."""
-        warming = self._plan_warming(scattered)
+        cold = scattered > 0 and is_cold(self._layout)
+        warming = self._plan_warming(scattered) if cold else Warming()
         if scattered:
-            self._is_quick = not is_cold(self._layout)
+            self._is_quick = not cold
         with self._engine.reading(), warming.under_way():
             yield
 

@@ -18,7 +18,7 @@ from lazyshards.storage import LocalStorage
 
 __all__ = ["Warming", "is_cold", "plan_warming"]
 
-_PROBES = 32
+_PROBES = 16
 """Places of the files that are looked at."""
 _COLD = 0.25
 """Share of them that is not in memory, from which reading ahead is worth it."""
@@ -106,8 +106,9 @@ def is_cold(layout: Layout) -> bool:
     """
     if type(layout.storage) is not LocalStorage or layout.sources or not layout.rows or not layout.row_nbytes:
         return False
-    numbers = np.unique(np.linspace(0, layout.rows - 1, _PROBES).astype(np.int64))
-    return sum(_would_wait(layout, row) for row in numbers.tolist()) >= _COLD * len(numbers)
+    count = min(_PROBES, layout.rows)
+    rows = [i * (layout.rows - 1) // max(1, count - 1) for i in range(count)]
+    return sum(_would_wait(layout, row) for row in rows) >= _COLD * count
 
 
 def _would_wait(layout: Layout, row: int) -> bool:

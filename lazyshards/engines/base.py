@@ -18,6 +18,11 @@ Array: TypeAlias = Any
 class PendingResult(Protocol):
     """A result that is being read."""
 
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is waited for any more."""
+        ...
+
     def result(self) -> Array:
         """Wait for it, or raise what went wrong."""
         ...

@@ -69,6 +69,11 @@ class _Later:
         self._engine = engine
         self._plan = plan
 
+    @property
+    def is_done(self) -> bool:
+        """Whether it was read: never before it is asked for."""
+        return False
+
     def result(self) -> Any:
         """Read it."""
         return self._engine.execute(self._plan)

@@ -276,6 +276,11 @@ class _Launched:
         self._number = number
         self._status = status
 
+    @property
+    def is_done(self) -> bool:
+        """Whether it is known that all tiles are filled: not before it is asked for."""
+        return False
+
     def result(self) -> Any:
         """Wait for all tiles and return the array, or raise the first tile's error."""
         collect_if_due()
@@ -302,6 +307,11 @@ class _Handed:
         self._engine = engine
         self._plan = plan
         self._pending = pending
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all tiles are filled, or failed."""
+        return self._pending.is_done
 
     def result(self) -> Any:
         """Wait for all tiles and return the array, or raise the first tile's error."""

@@ -136,6 +136,11 @@ class PendingArray:
         self._out = out
         self._futures = futures
 
+    @property
+    def is_done(self) -> bool:
+        """Whether all tiles are filled, or failed."""
+        return all(future.done() for future in self._futures)
+
     def result(self) -> npt.NDArray[np.generic]:
         """Wait for all tiles and return the array, or raise the first tile's error."""
         collect_if_due()

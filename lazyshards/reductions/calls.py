@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from lazyshards import catalog
+from lazyshards.display import title_text
 from lazyshards.engines.ranks import is_first_rank
 from lazyshards.layout import Layout
 from lazyshards.progress import progress_bar
@@ -29,7 +30,9 @@ def map_blocks(view: View, function: Callable[[Block], T], progress: bool) -> It
 def _mapped(view: View, function: Callable[[Block], T], progress: bool) -> Iterator[T]:
     layout = view.layout if view.layout.storage.on_change != "refresh" else catalog.refreshed(view.layout)
     plan = plan_blocks(layout, view.selection, elements=OWN_ELEMENTS)
-    with progress_bar(len(plan.read.rows), "map_blocks", shown=progress and is_first_rank()) as bar:
+    with progress_bar(
+        len(plan.read.rows), f"map_blocks of {title_text(layout, view.selection)}", shown=progress and is_first_rank()
+    ) as bar:
         for blocks in stream(plan, lambda blocks: [block for block, _ in blocks], bar.update, keeps=True):
             for block in blocks:
                 yield function(block)
@@ -47,7 +50,9 @@ def reduce_rows(view: View, function: Callable[[Block], T], combine: Callable[[T
         def reduced(blocks: Blocks) -> T:
             return fold((function(block) for block, _ in blocks), combine)
 
-        with progress_bar(len(plan.read.rows), "reduce", shown=progress and is_first_rank()) as bar:
+        with progress_bar(
+            len(plan.read.rows), f"reduce of {title_text(layout, view.selection)}", shown=progress and is_first_rank()
+        ) as bar:
             return fold(stream(plan, reduced, bar.update, keeps=True), combine)
 
     # What a user's function returns need not be the same bytes where it is the same.

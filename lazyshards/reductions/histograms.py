@@ -6,6 +6,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from lazyshards.display import title_text
 from lazyshards.engines.ranks import is_first_rank
 from lazyshards.layout import Layout
 from lazyshards.progress import progress_bar
@@ -37,7 +38,11 @@ def find_histogram(
     def count(layout: Layout) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
         plan = plan_blocks(layout, view.selection)
         passes = 2 if np.ndim(bins) == 0 and range is None else 1
-        with progress_bar(passes * len(plan.read.rows), "histogram", shown=progress and is_first_rank()) as bar:
+        with progress_bar(
+            passes * len(plan.read.rows),
+            f"histogram of {title_text(layout, view.selection)}",
+            shown=progress and is_first_rank(),
+        ) as bar:
             ends: Any = range
             if passes == 2:
                 axes = tuple([axis for axis, _ in enumerate(plan.read.shape)])

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lazyshards.display import title_text
 from lazyshards.engines.ranks import is_first_rank
 from lazyshards.errors import UnsupportedDtypeError
 from lazyshards.layout import Layout
@@ -128,7 +129,9 @@ def _check_numbers(view: View, what: str) -> None:
 def _find(view: View, reducer: Reducer[Any], name: str, progress: bool) -> Values:
     def look(layout: Layout) -> Values:
         plan = plan_blocks(layout, view.selection)
-        with progress_bar(len(plan.read.rows), name, shown=progress and is_first_rank()) as bar:
+        with progress_bar(
+            len(plan.read.rows), f"{name} of {title_text(layout, view.selection)}", shown=progress and is_first_rank()
+        ) as bar:
             return reduce_blocks(plan, reducer, bar.update)
 
     return settled(view, look, what=f"the {name} of {len(view.selection.rows):,} rows")

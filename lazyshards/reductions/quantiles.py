@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from lazyshards.display import title_text
 from lazyshards.engines.ranks import is_first_rank
 from lazyshards.errors import UnsupportedDtypeError
 from lazyshards.layout import Layout
@@ -132,7 +133,9 @@ def _find(view: View, name: str, question: _Question, axis: int | None, keepdims
 
     def look(layout: Layout) -> npt.NDArray[Any]:
         plan = plan_blocks(layout, view.selection)
-        with progress_bar(None, name, shown=progress and is_first_rank()) as bar:
+        with progress_bar(
+            None, f"{name} of {title_text(layout, view.selection)}", shown=progress and is_first_rank()
+        ) as bar:
             if scalar or plan.read.nbytes <= HELD_NBYTES:
                 whole = _read(plan, bar)
                 return question.whole(whole[0] if scalar else whole, axis, keepdims)

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lazyshards import catalog
+from lazyshards.display import title_text
 from lazyshards.engines import wanted_engine
 from lazyshards.engines.ranks import Facts, is_first_rank, together
 from lazyshards.errors import ShardChangedError
@@ -111,7 +112,9 @@ def _reduced(
 ) -> Values:
     """Return the result, reduced axes kept with length 1: one state of all blocks, or each block's own rows."""
     plan = plan_blocks(layout, view.selection)
-    with progress_bar(len(plan.read.rows), name, shown=progress and is_first_rank()) as bar:
+    with progress_bar(
+        len(plan.read.rows), f"{name} of {title_text(layout, view.selection)}", shown=progress and is_first_rank()
+    ) as bar:
         if 0 in axes:
             return reduce_blocks(plan, reducer, bar.update)
         kept = [1 if i in axes else size for i, size in enumerate(plan.read.shape)]

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from lazyshards.display import title_text
 from lazyshards.engines.ranks import is_first_rank
 from lazyshards.errors import UnsupportedDtypeError
 from lazyshards.layout import Layout
@@ -142,7 +143,9 @@ def find_stats(view: View, progress: bool) -> ColumnStats:
 
     def look(layout: Layout) -> _Found:
         plan = plan_blocks(layout, view.selection)
-        with progress_bar(len(plan.read.rows), "stats", shown=progress and is_first_rank()) as bar:
+        with progress_bar(
+            len(plan.read.rows), f"stats of {title_text(layout, view.selection)}", shown=progress and is_first_rank()
+        ) as bar:
             return reduce_state(plan, statistics, bar.update)
 
     rows, shape = len(view.selection.rows), view.selection.cell_shape

@@ -35,6 +35,8 @@ class Lines:
 class Line:
     """Rows that are being read."""
 
+    is_done = False
+
     def __init__(self, source, rows):
         self.source = source
         self.rows = rows
@@ -72,6 +74,17 @@ def test_groups_grow():
     assert stops == (*range(10, 1_000, 10), 995)
     assert np.concatenate(rows).tolist() == list(range(995))
     assert [len(each) for each in source.begun] == [10, 40, 160, 640, 145]
+
+
+def test_the_first_batch_does_not_wait_for_others(monkeypatch):
+    """A first batch that was read at once is handed out at once: those after it are begun when the next one is due."""
+    monkeypatch.setattr(Line, "is_done", True)
+    source = Lines()
+    batches = ahead(source)
+    batches.take()
+    assert [len(each) for each in source.begun] == [10]
+    batches.take()
+    assert [len(each) for each in source.begun] == [10, 40]
 
 
 def test_without_prefetch_each_is_read_alone():

@@ -256,18 +256,6 @@ def test_import_starts_no_thread(child):
     assert int(out) == 1
 
 
-def test_every_module_is_importable_alone(child):
-    """Every module at the top of the package can be the first that is imported: none relies on another."""
-    alone = [f"lazyshards.{name}" for name in MODULES if "." not in name and name not in {"__init__", "testing"}]
-    child(f"""
-        import importlib, sys
-        for name in {alone!r}:
-            for loaded in [loaded for loaded in sys.modules if loaded.startswith("lazyshards")]:
-                del sys.modules[loaded]
-            importlib.import_module(name)
-    """)
-
-
 def test_modules_are_found():
     """What this file parses is the package: a module that is added is checked."""
     found = {

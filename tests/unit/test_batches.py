@@ -292,7 +292,7 @@ def test_prefetch_is_bounded():
 
     def begin(rows):
         begun.append(rows)
-        return SimpleNamespace(result=lambda: rows, cancel=lambda: None)
+        return SimpleNamespace(is_done=False, result=lambda: rows, cancel=lambda: None)
 
     class Source:
         size, row_nbytes, fingerprint, description = 1_000, 8, "", ""
