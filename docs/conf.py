@@ -41,7 +41,9 @@ nb_output_stderr = "error"
 nb_merge_streams = True
 
 autodoc_member_order = "bysource"
-autodoc_class_signature = "separated"  # objects are made by functions, not by their classes
+# Objects are made by functions, and records have their fields listed in order: no signatures of classes.
+autodoc_class_signature = "separated"
+autodoc_default_options = {"exclude-members": "__init__, __new__"}
 autodoc_typehints = "none"  # the docstrings say what a parameter is, and in words
 autodoc_preserve_defaults = True
 numpydoc_show_class_members = False

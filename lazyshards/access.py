@@ -25,6 +25,7 @@ __all__ = [
     "accesses",
     "count_reads",
     "is_gathered",
+    "is_in_place",
     "is_kept",
     "kept_rows",
     "mapped_rows",
@@ -35,6 +36,8 @@ BLOCK_NBYTES = 512 << 10
 """Bytes of a staging block of packed rows: it stays in the cache of one core while it is converted."""
 NARROW_NBYTES = 2 << 20
 """Bytes of a block of plain rows whose elements are worked on: few enough for a cache, enough for a read's price."""
+DECODED_NBYTES = 16 << 20
+"""Bytes of a block of decoded rows that a function is given: each block may decode again what the last one did."""
 WIDE_NBYTES = 4 << 20
 """Bytes of a staging block of columns, or of decoded rows, where each read has a price of its own."""
 UNBOUNDED = 1 << 62
@@ -248,12 +251,37 @@ def mapped_rows(rows: Rows, layout: Layout, step: Mapped) -> Iterator[Rows]:
     step : Mapped
         What `wanted_map` returned.
     """
+    if is_in_place(layout, step):
+        yield rows
+        return
     nbytes = WIDE_NBYTES
-    if isinstance(step.function, Elementwise) and not layout.sources:
+    if _is_decoded(layout):
+        nbytes = max(nbytes, DECODED_NBYTES)
+    elif isinstance(step.function, Elementwise):
         nbytes = min(nbytes, NARROW_NBYTES)
     count = max(1, nbytes // max(1, *_mapped_nbytes(layout, step)))
     for start in range(0, len(rows), count):
         yield rows[start : start + count]
+
+
+def is_in_place(layout: Layout, step: Mapped) -> bool:
+    """Return whether rows are read into the result itself and worked on there.
+
+    So it is where reading in pieces costs more than what a cache gains, and an element takes as much room before the
+    work as after it.
+    """
+    work = step.function
+    return (
+        isinstance(work, Elementwise)
+        and _is_decoded(layout)
+        and step.dtype.itemsize == layout.dtype.itemsize
+        and tuple([len(axis) for axis in step.cell if type(axis) is range]) == work.root.row_shape
+    )
+
+
+def _is_decoded(layout: Layout) -> bool:
+    """Return whether shards are decoded, or read by columns; the first that is not packed tells."""
+    return bool(layout.sources) and not isinstance(next(iter(layout.sources.values())), Extents)
 
 
 def wanted_map(layout: Layout, cell: Cell) -> Mapped:
@@ -325,6 +353,8 @@ def count_reads(rows: Rows, layout: Layout, cell: Cell) -> tuple[int, int, int]:
         pieces = [len(piece) for piece in mapped_rows(rows, layout, step)]
         counts = [count_reads(piece, below, step.cell) for piece in mapped_rows(rows, layout, step)]
         most = max(pieces, default=0) * sum(_mapped_nbytes(layout, step))
+        if is_in_place(layout, step):
+            most = min(most, NARROW_NBYTES)
         return sum(c[0] for c in counts), sum(c[1] for c in counts), most + max([c[2] for c in counts], default=0)
     if is_kept(layout):
         each = prod([len(axis) for axis in cell if type(axis) is range])

@@ -1042,7 +1042,8 @@ class ShardedDataset(Measurable):
         drop_last : bool
             Leave out a last batch that is not full.
         prefetch : int
-            Batches that are read ahead while the last one is worked with; memory holds one more than that.
+            Batches that are read ahead while the last one is worked with; memory holds one more than that. Unless it
+            is 0, small ones are read several at a time, up to 1 MiB.
         engine : {"auto", "numpy", "legate", "cupy"}, optional
             By default the dataset's own.
         block_rows, window_blocks : int

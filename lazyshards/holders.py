@@ -22,6 +22,7 @@ __all__ = [
     "file_of",
     "in_file",
     "read_stores",
+    "stamped_file",
     "stamped_paths",
     "store_source",
     "without_file",
@@ -53,7 +54,14 @@ def file_of(path: str, source: Source) -> str:
     else:
         return path
     (file,) = found if len(found) == 1 else {""}
-    return file if isinstance(file, str) and file and path.startswith(f"{file}::/") else path
+    return file if file and path.startswith(f"{file}::/") else path
+
+
+def stamped_file(path: str, source: Source) -> str:
+    """Return the file whose stamp is a shard's: of a store its metadata, else the file that holds the shard."""
+    if isinstance(source, Decoded) and isinstance(source.detail, ZarrArray):
+        return join(source.detail.folder, source.detail.metadata)
+    return file_of(path, source)
 
 
 def without_file(path: str, source: Source) -> Source:

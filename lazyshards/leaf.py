@@ -5,7 +5,17 @@ from typing import TypeGuard
 import numpy as np
 import numpy.typing as npt
 
-from lazyshards.access import Access, Index, accesses, is_gathered, is_kept, kept_rows, mapped_rows, wanted_map
+from lazyshards.access import (
+    Access,
+    Index,
+    accesses,
+    is_gathered,
+    is_in_place,
+    is_kept,
+    kept_rows,
+    mapped_rows,
+    wanted_map,
+)
 from lazyshards.elementwise import Elementwise
 from lazyshards.errors import LazyShardsError, MapError, ShardReadError
 from lazyshards.formats import Format, find_format
@@ -258,9 +268,10 @@ def _fill_worked(out: npt.NDArray[np.generic], rows: Rows, layout: Layout, step:
         work = work.cast(*layout.steps, layout.dtype)
     room: npt.NDArray[np.generic] | None = None
     done = 0
+    in_place = is_in_place(layout, step)
     for piece in mapped_rows(rows, layout, step):
         if room is None:  # the first piece is the longest
-            room = np.empty((len(piece), *given), step.dtype)
+            room = out.view(step.dtype) if in_place else np.empty((len(piece), *given), step.dtype)
         block = room[: len(piece)]
         fill(block, piece, below, step.cell)
         try:

@@ -412,10 +412,8 @@ def _decode_table(table: Any, path: str, storage: Storage) -> Manifest:
     others = np.flatnonzero(~packed)
     sources: Mapping[int, Source] = {}
     inner = _numbers(table["inner"]) if "inner" in table.column_names else None
-    for i in [] if inner is None else np.flatnonzero(inner).tolist():
-        whole, count = prefix + names[i], int(inner[i])
-        if not (0 < count < len(whole) and whole[-count:].startswith("::/")):
-            raise ValueError(f"{whole!r} does not name a file and a place in it")
+    if inner is not None:
+        _check_inner(inner, names, prefix)
     root = path[: -len(NAME)] + prefix
     if len(others):
         texts = _names(table["detail"].take(_arrow().array(others)), len(others))
@@ -450,6 +448,14 @@ def _decode_table(table: Any, path: str, storage: Storage) -> Manifest:
         hashes = np.frombuffer(buffer or b"", np.uint8)[: len(table) * DIGEST_NBYTES].reshape(-1, DIGEST_NBYTES)
     beside = {str(name): Stamp(*stamp) for name, stamp in described["beside"].items()}
     return Manifest(path, layout, is_complete, beside, str(described["hash"]), hashes, inner)
+
+
+def _check_inner(inner: npt.NDArray[np.int64], names: Names, prefix: str) -> None:
+    """Raise ValueError unless each path that has a place in a file has the file's own name before it."""
+    for i in np.flatnonzero(inner).tolist():
+        whole, count = prefix + names[i], int(inner[i])
+        if not (0 < count < len(whole) and whole[-count:].startswith("::/")):
+            raise ValueError(f"{whole!r} does not name a file and a place in it")
 
 
 def _numbers(column: Any) -> npt.NDArray[np.int64]:

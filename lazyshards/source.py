@@ -78,8 +78,11 @@ class ViewSource:
         """Return the rows of the view at which a run of rows of one shard begins, and the number of rows."""
         rows = self._selection.rows
         if isinstance(rows, range):
-            counts = [len(segment.local) for segment in self._layout.segments(rows)]
-            return np.cumsum([0, *(counts if rows.step > 0 else counts[::-1])])
+            ascending = rows if rows.step > 0 else rows[::-1]
+            # How many of the rows come before each shard's end.
+            cuts = np.clip(-((ascending.start - self._layout.ends) // ascending.step), 0, len(rows))
+            edges = np.concatenate([[0], cuts[np.diff(cuts, prepend=0) > 0]])
+            return edges if rows.step > 0 else len(rows) - edges[::-1]
         holder = self._layout.ends.searchsorted(rows, "right")
         return np.concatenate([[0], np.flatnonzero(np.diff(holder)) + 1, [len(rows)]])
 

@@ -77,6 +77,11 @@ class Plan(Protocol):
         ...
 
     @property
+    def shards(self) -> int:
+        """Number of shards that hold rows of the request."""
+        ...
+
+    @property
     def requests(self) -> int:
         """Number of reads."""
         ...
@@ -130,8 +135,11 @@ def plan_facts(plan: Plan, shards: int | None = None, *, counted: bool = True) -
         Whether to count the reads.
     """
     tiles, nbytes = plan.tile_count, plan.nbytes
-    numbers, known = touched(plan.layout, plan.rows)
-    found = f"{'' if known else 'at most '}{len(numbers):,}"
+    if counted:
+        found = f"{plan.shards:,}"
+    else:
+        numbers, known = touched(plan.layout, plan.rows)
+        found = f"{'' if known else 'at most '}{len(numbers):,}"
     facts = [
         ("result", f"{plan.shape} {plan.dtype}"),
         ("shards touched", found + ("" if shards is None else f" of {shards:,}")),

@@ -18,6 +18,7 @@ from lazyshards.details import names_function
 from lazyshards.engines import ranks
 from lazyshards.engines.collector import collector_off
 from lazyshards.finding import address, locate
+from lazyshards.holders import stamped_file
 from lazyshards.layout import Layout
 from lazyshards.storage import Storage
 
@@ -151,5 +152,5 @@ def _looks_alike(layout: Layout) -> bool:
     spaced = np.linspace(0, count - 1, sampled).astype(np.int64)
     spaced[1:-1] += ranks.node_id() * (count // max(1, sampled)) // total
     numbers = np.unique(np.minimum(spaced, count - 1)).tolist()
-    heads = layout.storage.heads([layout.path(i) for i in numbers], 0)
+    heads = layout.storage.heads([stamped_file(layout.path(i), layout.source(i)) for i in numbers], 0)
     return all(head.error is None and head.stamp == layout.stamp(i) for i, head in zip(numbers, heads, strict=True))

@@ -300,7 +300,8 @@ def _look_up(dictionary: npt.NDArray[np.generic], data: memoryview, start: int, 
     places = (words[(bits >> 3) - low] >> (bits & 7).view(np.uint64)) & np.uint64((1 << width) - 1)
     for a, b, place in same:
         places[a:b] = place
-    return dictionary[places.view(np.int64)]  # an index beyond it is an error
+    found: npt.NDArray[np.generic] = dictionary[places.view(np.int64)]  # an index beyond it is an error
+    return found
 
 
 def _varint(data: memoryview, at: int) -> tuple[int, int]:

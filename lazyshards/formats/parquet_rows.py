@@ -21,8 +21,8 @@ from lazyshards.storage.base import Part, Storage
 
 __all__ = ["Request", "read_group"]
 
-_WINDOW_NBYTES = 32 << 20
-"""Bytes of a row group that are held: of a larger one, so many columns at a time; of a larger column, a piece."""
+_WINDOW_NBYTES = 8 << 20
+"""Bytes of a row group that are held, or as many as the storage fetches together: of a larger one, so many columns at a time; of a larger column, a piece."""
 _PAGE_NBYTES = 17 << 16
 """Bytes of a page, which is decoded whole, as writers usually make them at most."""
 _BATCH_NBYTES = 4 << 20
@@ -95,7 +95,7 @@ class _Window(io.RawIOBase):
         self._at = 0
         self._runs = sorted(runs)
         self._shown = [run.shown for run in self._runs]
-        self.is_held = sum([run.nbytes for run in runs]) <= _WINDOW_NBYTES
+        self.is_held = sum([run.nbytes for run in runs]) <= _window_nbytes(storage)
         self._buffers: list[memoryview] = []
         if not self.is_held:
             return
@@ -247,7 +247,9 @@ def _decode(request: Request, group: int, part: _Pass, start: int, stop: int, ou
     names = [column.name for column in columns]
     window = _Window(request.shard, request.storage, part.runs, request.scratch, exact=part.exact)
     whole = window.is_held and not part.exact and stop == request.footer.starts[group + 1]
-    buffer_nbytes = 0 if whole else 16 << 10 if window.is_held else max(64 << 10, _WINDOW_NBYTES // len(part.runs))
+    buffer_nbytes = (
+        0 if whole else 16 << 10 if window.is_held else max(64 << 10, _window_nbytes(request.storage) // len(part.runs))
+    )
     each = request.view.dtype.itemsize * prod(columns[0].axes)
     batch_rows = min(max(1024, _BATCH_NBYTES // max(1, each * len(names))), _MOST_BATCH_ROWS, stop - part.first)
     at = part.first
@@ -293,16 +295,22 @@ def _plan_passes(request: Request, group: int, start: int, stop: int) -> list[_P
             at, until = _chunk(shard, footer, group, leaf)
             nbytes = min(until - at, int((until - at) * share) + _PAGE_NBYTES)
             runs[-1].append(_Run(at, ((at, at + nbytes),)))
-    return _passes(first, range(len(runs)), runs, exact=False)
+    return _passes(first, range(len(runs)), runs, _window_nbytes(request.storage), exact=False)
 
 
-def _passes(first: int, places: Sequence[int], runs: Sequence[Sequence[_Run]], *, exact: bool) -> list[_Pass]:
+def _window_nbytes(storage: Storage) -> int:
+    return max(storage.window_nbytes, _WINDOW_NBYTES)
+
+
+def _passes(
+    first: int, places: Sequence[int], runs: Sequence[Sequence[_Run]], most_nbytes: int, *, exact: bool
+) -> list[_Pass]:
     """Return the passes that decode some columns, as many at a time as can be held; ``runs`` are of all columns."""
     passes: list[_Pass] = []
-    held = _WINDOW_NBYTES + 1
+    held = most_nbytes + 1
     for k in places:
         nbytes = sum([run.nbytes for run in runs[k]])
-        if held + nbytes > _WINDOW_NBYTES:
+        if held + nbytes > most_nbytes:
             passes.append(_Pass(first, [], [], exact))
             held = 0
         passes[-1].places.append(k)
@@ -344,7 +352,7 @@ def _plan_skipping(request: Request, group: int, start: int, stop: int) -> list[
     passes: list[_Pass] = []
     for first in sorted(set(firsts)):
         places = [k for k, other in enumerate(firsts) if other == first]
-        passes += _passes(first, places, runs, exact=True)
+        passes += _passes(first, places, runs, _window_nbytes(request.storage), exact=True)
     return passes
 
 

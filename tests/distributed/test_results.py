@@ -23,7 +23,7 @@ def test_every_index_and_format(launch, formats, ranks):
 @pytest.mark.ranks(4)
 def test_four_ranks(launch, formats, ranks):
     """The same on four ranks, more than there may be cores."""
-    reports = launch("indexes", formats, "few", ranks=ranks, timeout=200).well()
+    reports = launch("indexes", formats, "few", ranks=ranks, timeout=300).well()
     assert [report["wrong"] for report in reports] == [[]] * 4
     assert {report["node_count"] for report in reports} == {4}
 
@@ -104,6 +104,26 @@ def test_batches(launch, shards, formats, ranks, digest):
         assert report["batches"] == count
         assert report["drawn"] == digest(next(iter(ds.batches(64, shuffle=True, seed=report["seed"]))))
         assert report["whole"] == digest(ds.to_numpy())
+
+
+@pytest.mark.ranks(1, 2)
+def test_reductions(launch, shards, ranks, digest):
+    """Reductions give on every rank, to the bit, what they give in one process, and errors on all of them."""
+    ds = lazyshards.open_shards(shards, engine="numpy")
+    found = {
+        "sum": ds.sum(axis=0, dtype="f8"),
+        "std": ds.std(dtype="f8"),
+        "argmax": ds.argmax(),
+        "median": ds.median(axis=0),
+        "cov": ds[:, 0].cov(),
+        "any": ds[::2].any(axis=1),
+    }
+    for report in launch("reductions", shards, ranks=ranks).well():
+        assert report["digests"] == {name: digest(result) for name, result in found.items()}
+        assert report["stats"] == repr(ds.stats())
+        assert report["own"] == len(ds)
+        assert report["refused"][0] == "ValueError"
+        assert report["computed"] == digest(ds[3:7].to_numpy())
 
 
 def test_scenarios_are_used():

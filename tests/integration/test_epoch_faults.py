@@ -61,6 +61,27 @@ def test_error_comes_at_its_batch(ten, engine, prefetch, way):
     assert "shard_0005.npy" in str(error)
 
 
+@pytest.mark.parametrize("shuffle", [False, True, "blocks", "shards"])
+def test_a_shard_vanishes_mid_epoch(tmp_path, engine, shuffle):
+    """Batches handed out before a shard vanished, and those without its rows, are whole; the first with them fails."""
+    whole = np.arange(2_000).reshape(1_000, 2)
+    paths = write_npy_shards(tmp_path / "set", np.split(whole, 10))
+    it = open_shards(tmp_path / "set", engine=engine).batches(10, shuffle=shuffle, seed=2, block_rows=20)
+    order = [np.asarray(it.order(0).rows(a, a + 10)) for a in range(0, 1_000, 10)]
+    running = iter(it)
+    rows = [np.asarray(next(running))[:, 0] // 2 for _ in range(3)]
+    holders = [set((rows_ // 100).tolist()) for rows_ in order[3:]]
+    victim = int(order[-1][0]) // 100
+    os.remove(paths[victim])
+    with pytest.raises(ShardReadError, match=f"shard_{victim:04d}"):
+        rows.extend(np.asarray(batch)[:, 0] // 2 for batch in running)
+    for found, expected in zip(rows, order, strict=False):
+        np.testing.assert_array_equal(found, expected)
+    # What was read before it vanished may be handed out; what was not is the first batch that needs the shard.
+    assert it.step == len(rows)
+    assert victim in holders[len(rows) - 3]
+
+
 def test_the_failed_batch_is_the_next_one(ten, engine):
     """After an error the position is before the failed batch: once the shard is back, a for goes on with it."""
     it = open_shards(ten[:6], engine=engine).batches(4)
@@ -194,7 +215,7 @@ def test_a_slow_consumer_gets_the_same(ten, engine):
     assert found == list(range(0, 80, 2))
 
 
-def test_interrupt_while_waiting(tmp_path, child):
+def test_interrupt_while_waiting(tmp_path, child, engine):
     """Control-C ends an epoch with KeyboardInterrupt, on the main thread, and the process can go on and end."""
     path = tmp_path / "slow.npy"
     np.save(path, np.arange(40))
@@ -206,14 +227,16 @@ def test_interrupt_while_waiting(tmp_path, child):
             threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
             time.sleep(0.6)
             return rows
-        ds = lazyshards.open_shards(sys.argv[1], engine="numpy")
+        ds = lazyshards.open_shards(sys.argv[1], engine=sys.argv[2])
+        ds[:3].compute()
         try:
             for batch in ds.map(slow).batches(40):
                 raise SystemExit("a batch came")
         except KeyboardInterrupt:
-            print("interrupted", ds.batches(40).__iter__().__next__().sum())
+            print("interrupted", int(ds.batches(40).__iter__().__next__().sum()))
         """,
         path,
+        engine,
     )
     assert out.split() == ["interrupted", "780"]
 

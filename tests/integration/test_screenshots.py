@@ -229,8 +229,8 @@ def test_texts_are_readable(seen):
     for name, each in measured.items():
         left, top, right, bottom = (round(edge) for edge in each["box"])
         grey = pixels[top : bottom - 2, left:right].mean(axis=2)
-        dark, light = sorted((float(np.abs(grey - ground).max()), 1.0))
-        assert dark > (0.45 if name == "plan of a picture" else 0.6), (name, light)
+        # The document's grey is in the middle, to be read on both grounds.
+        assert np.abs(grey - ground).max() > (0.4 if name == "plan of a picture" else 0.6), name
 
 
 def test_names_stay_text(seen):

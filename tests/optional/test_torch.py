@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch", reason="needs the dependency group `torch`"
 
 from torch.utils.data import DataLoader  # noqa: E402  # only where torch is
 
-from lazyshards import open_shards, zip_shards  # noqa: E402
+from lazyshards import concat, mix, open_shards, zip_shards  # noqa: E402
 from lazyshards.errors import UnsupportedDtypeError  # noqa: E402
 from lazyshards.testing import RecordingStorage, with_storage, write_npy_shards  # noqa: E402
 
@@ -84,6 +84,36 @@ def test_batches_keep_their_state(both):
     assert [batch["y"].tolist() for batch in DataLoader(other, batch_size=None)] == whole[2:]
 
 
+def numbered(batch):
+    """Return the first elements of the rows of a batch, as tensors or as arrays."""
+    return (batch["x"] if isinstance(batch, dict) else batch)[:, 0].tolist()
+
+
+@pytest.mark.parametrize("kind", ["bundle", "concat", "mixture"])
+@pytest.mark.parametrize("shuffle", [False, True, "blocks", "shards"])
+def test_every_kind_goes_through_a_loader(ds, both, kind, shuffle):
+    """Batches of bundles, joined datasets and mixtures are tensors in our own order, resumed in another batch size."""
+    source = {"bundle": both, "concat": concat([ds[20:], ds[:20]]), "mixture": mix({ds[:30]: 2, ds[30:]: 1})}[kind]
+    options = {"shuffle": shuffle, "seed": 4, "block_rows": 4, "window_blocks": 2}
+    whole = [row for batch in source.batches(7, **options) for row in numbered(batch)]
+    assert len(whole) == len(source)
+    data = source.batches(7, **options).to_torch()
+    running = iter(DataLoader(data, batch_size=None))
+    found = [row for _ in range(3) for row in numbered(next(running))]
+    assert found == whole[:21]
+    other = source.batches(4, **options, progress=True).to_torch()
+    other.load_state_dict(json.loads(json.dumps(data.state_dict())))
+    assert [row for batch in DataLoader(other, batch_size=None) for row in numbered(batch)] == whole[21:]
+
+
+@pytest.mark.parametrize("kind", ["bundle", "concat"])
+def test_every_kind_has_a_map_style_dataset(ds, both, kind):
+    """Bundles and joined datasets are map-style datasets, too, whose rows a DataLoader shuffles."""
+    data = {"bundle": both, "concat": concat([ds[20:], ds[:20]])}[kind].to_torch()
+    loader = DataLoader(data, batch_size=7, shuffle=True, collate_fn=data.collate)
+    assert sorted(row for batch in loader for row in numbered(batch)) == WHOLE[:, 0].tolist()
+
+
 def test_batches_in_several_workers_are_refused(ds):
     """Several workers, each of which would yield every batch, are refused."""
     loader = DataLoader(ds.batches(8).to_torch(), batch_size=None, num_workers=2)
@@ -92,31 +122,31 @@ def test_batches_in_several_workers_are_refused(ds):
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it
-@pytest.mark.parametrize("kind", ["rows", "batches"])
+@pytest.mark.parametrize("kind", ["rows", "batches", "bundle", "mixture"])
 @pytest.mark.parametrize("workers", [0, 1])
-def test_stateful_data_loader(ds, kind, workers):
+def test_stateful_data_loader(ds, both, kind, workers):
     """Torchdata's StatefulDataLoader saves and resumes both kinds in the middle of an epoch, exactly."""
     stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="needs torchdata")
 
     def make():
-        if kind == "batches":
-            return stateful.StatefulDataLoader(
-                ds.batches(8, shuffle=True, seed=1).to_torch(), batch_size=None, num_workers=workers
-            )
+        if kind != "rows":
+            source = {"batches": ds, "bundle": both, "mixture": mix({ds[:30]: 2, ds[30:]: 1})}[kind]
+            data = source.batches(8, shuffle=True, seed=1).to_torch()
+            return stateful.StatefulDataLoader(data, batch_size=None, num_workers=workers)
         data = ds.to_torch()
         generator = torch.Generator().manual_seed(3)
         return stateful.StatefulDataLoader(
             data, batch_size=8, shuffle=True, generator=generator, num_workers=workers, collate_fn=data.collate
         )
 
-    whole = [batch[:, 0].tolist() for batch in make()]
+    whole = [numbered(batch) for batch in make()]
     loader = make()
     running = iter(loader)
-    found = [next(running)[:, 0].tolist() for _ in range(2)]
+    found = [numbered(next(running)) for _ in range(2)]
     state = loader.state_dict()
     other = make()
     other.load_state_dict(state)
-    found += [batch[:, 0].tolist() for batch in other]
+    found += [numbered(batch) for batch in other]
     assert found == whole
 
 

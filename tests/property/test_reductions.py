@@ -103,7 +103,9 @@ def small_blocks(patch, data):
     """Have blocks hold a few elements, so that many are merged, and read on some number of threads."""
     elements = data.draw(st.sampled_from((5, 20, 100, 1 << 20)), label="elements of a block")
     readers = data.draw(st.integers(1, 4), label="readers")
-    patch.setattr("lazyshards.reductions.blocks.BLOCK_NBYTES", 8 * elements)
+    patch.setattr("lazyshards.reductions.blocks.BLOCK_ELEMENTS", elements)
+    patch.setattr("lazyshards.reductions.blocks.WIDE_ELEMENTS", elements)
+    patch.setattr("lazyshards.reductions.blocks.RUN_NBYTES", data.draw(st.sampled_from((1, 500, 1 << 20))))
     patch.setattr("lazyshards.reductions.blocks.reader_count", lambda: readers)
 
 
@@ -306,13 +308,16 @@ def test_stats(opened, data):
 @given(data=st.data())
 @examples(80)
 def test_bits_do_not_depend_on_threads(opened, data):
-    """Results have the same bits whatever the number of threads that read and work."""
+    """Results have the same bits whatever the number of threads, and how many blocks are read together."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lazyshards.reductions.blocks.BLOCK_NBYTES", 8 * data.draw(st.sampled_from((1, 5, 30))))
+        elements = data.draw(st.sampled_from((1, 5, 30)))
+        patch.setattr("lazyshards.reductions.blocks.BLOCK_ELEMENTS", elements)
+        patch.setattr("lazyshards.reductions.blocks.WIDE_ELEMENTS", elements)
         ds, _ = opened(data, data.draw(arrays(("f2", "f4", "f8", "c8"))))
         axis = 0 if ds.ndim and data.draw(st.booleans()) else None
         found = []
-        for readers in (1, 2, 7):
+        for readers, together in ((1, 1), (2, 100), (7, 1000)):
+            patch.setattr("lazyshards.reductions.blocks.RUN_NBYTES", together)
             patch.setattr("lazyshards.reductions.blocks.reader_count", lambda readers=readers: readers)
             with warnings.catch_warnings(), np.errstate(all="ignore"):
                 warnings.simplefilter("ignore")

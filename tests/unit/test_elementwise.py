@@ -3,7 +3,7 @@ import pickle
 import numpy as np
 import pytest
 
-from lazyshards import MapError, open_shards
+from lazyshards import MapError, open_shards, write_shards
 from lazyshards.errors import UnsupportedDtypeError
 from lazyshards.storage import LocalStorage
 from lazyshards.testing import RaisingStorage, RecordingStorage, assert_same, with_storage, write_npy_shards
@@ -339,3 +339,41 @@ def test_casts_before(tmp_path):
     ds = open_shards(tmp_path / "set", dtype="f8", engine="numpy")
     whole = np.concatenate([part.astype("f8") for part in parts])
     assert_same((ds / 7)[::-1, 1].compute(), (whole / 7)[::-1, 1])
+
+
+@pytest.mark.parametrize("kind", ["columns", "hdf5", "parquet", "zarr"])
+@pytest.mark.parametrize("dtype", ["i1", "f4"])
+def test_rows_that_are_decoded(tmp_path, kind, dtype):
+    """Rows that a format decodes, or that lie by columns, are worked on where they are put, or in blocks."""
+    whole = (WHOLE * 20).astype(dtype)
+    if kind == "columns":
+        for i, part in enumerate(np.split(whole, [50, 90])):
+            np.save(tmp_path / f"part_{i}.npy", np.asfortranarray(part))
+        ds = open_shards(tmp_path / "part_*.npy", engine="numpy")
+    else:
+        for name in {"hdf5": ["h5py"], "parquet": ["pyarrow"], "zarr": ["zarr"]}[kind]:
+            pytest.importorskip(name)
+        options = {"compression": "gzip"} if kind == "hdf5" else {}
+        write_shards(whole, tmp_path / "set", format=kind, rows_per_shard=50, **options)
+        ds = open_shards(tmp_path / "set", engine="numpy")
+    works = [
+        lambda x: (x - whole[1]) * whole[2],
+        lambda x: x > 3,
+        lambda x: x / np.float64(3),
+        lambda x: np.where(x > 0, x, -x),
+        lambda x: x[:, ::-1] * x[:, :1] + x,
+        lambda x: (x + 1).astype("f4", casting="unsafe"),
+        lambda x: x[:, 2] + 1,
+        lambda x: x[:, 1:2] + whole[:1],
+    ]
+    with np.errstate(all="ignore"):
+        for make in works:
+            expected = make(whole)
+            for index in (
+                slice(None),
+                slice(100, 3, -7),
+                [5, 1, 1, 119, 60],
+                (slice(10, 99), *[1] * (expected.ndim - 1)),
+            ):
+                assert_same(make(ds)[index].compute(), expected[index])
+                assert_same(make(ds)[index].compute(tiles_per_processor=4), expected[index])

@@ -66,6 +66,24 @@ def test_other_files_are_not_taken(layout, tmp_path, harm):
     assert handover._take(said, str(tmp_path / "a"), GIVEN) is None
 
 
+@pytest.mark.parametrize("format", ["hdf5", "parquet", "arrow", "zarr", "raw", "npy", "hdf5 datasets"])
+def test_every_format_is_handed_over(tmp_path, format):
+    """Whatever has the stamp of a shard, a file, a part of one or the metadata of a store, is known again."""
+    path, options = str(tmp_path / "set"), {}
+    if format == "hdf5 datasets":
+        h5py = pytest.importorskip("h5py")
+        path, options = f"{path}.h5", {"dataset": "part_*"}
+        with h5py.File(path, "w") as file:
+            for i in range(3):
+                file[f"part_{i}"] = np.arange(12.0).reshape(4, 3) + i
+    else:
+        lazyshards.write_shards(np.arange(60, dtype="f4").reshape(20, 3), path, format=format, rows_per_shard=7)
+    layout = lazyshards.open_shards(path, engine="numpy", manifest="ignore", **options)._layout
+    taken = handover._take(offer(layout, path), path, GIVEN)
+    assert taken is not None
+    assert taken.fingerprint == layout.fingerprint
+
+
 class Stamps:
     """A storage of which only stamps are asked for, and which notes of what."""
 
@@ -111,3 +129,26 @@ def test_one_process_scans(tmp_path, monkeypatch):
     monkeypatch.setattr(ranks, "from_first", lambda value: pytest.fail("somebody was told"))
     with pytest.raises(ShardsNotFoundError):
         handover.scan_together(tmp_path / "nothing", engine="numpy", manifest="auto")
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_remote_files(changed):
+    """Files behind a URL are known again, or not, by the stamps of their storage; options are each rank's own."""
+    import fsspec
+
+    fs = fsspec.filesystem("memory")
+    for i in range(3):
+        with fs.open(f"/handover/shard_{i}.npy", "wb") as file:
+            np.save(file, np.arange(4) + i)
+    url = "memory://handover"
+    layout = lazyshards.open_shards(url, engine="numpy", storage_options={"skip_instance_cache": True})._layout
+    said = offer(layout, url)
+    if changed:
+        with fs.open("/handover/shard_2.npy", "wb") as file:
+            np.save(file, np.arange(5))
+    taken = handover._take(said, url, GIVEN)
+    fs.rm("/handover", recursive=True)
+    assert (taken is None) is changed
+    if not changed:
+        assert taken.fingerprint == layout.fingerprint
+        assert "skip_instance_cache" not in repr(taken.storage)

@@ -643,7 +643,7 @@ def test_refresh_looks_at_what_changed(write, monkeypatch):
 
 def test_refresh_refuses_what_does_not_agree(write):
     """A shard that changed into another dtype is told, though the others are not looked at again."""
-    path, whole = write((3, 4, 5))
+    path, _ = write((3, 4, 5))
     open_shards(path).save_manifest()
     np.save(path / "shard_0001.npy", np.arange(12).reshape(4, 3))
     with pytest.raises(LayoutError, match=r"shard_0001\.npy.*int64"):

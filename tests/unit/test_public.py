@@ -97,4 +97,6 @@ def test_examples(name, tmp_path, monkeypatch):
 
 def test_version():
     """The version is a number that can be compared."""
-    assert re.fullmatch(r"\d+\.\d+\.\d+([a-z]+\d+)?(\.dev\d+)?", lazyshards.__version__)
+    number, _, commit = lazyshards.__version__.partition("+")
+    assert re.fullmatch(r"\d+\.\d+\.\d+((a|b|rc)\d+)?(\.dev\d+)?", number)
+    assert re.fullmatch(r"|g\w+(\.d\d{8})?|d\d{8}", commit)

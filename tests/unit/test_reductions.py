@@ -41,7 +41,10 @@ ONE_PASS = {
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     """Have blocks hold 24 elements, so that merging is what is tested."""
-    monkeypatch.setattr("lazyshards.reductions.blocks.BLOCK_NBYTES", 8 * 24)
+    for name in ("blocks.BLOCK_ELEMENTS", "blocks.WIDE_ELEMENTS", "calls.OWN_ELEMENTS"):
+        monkeypatch.setattr(f"lazyshards.reductions.{name}", 24)
+    for name in ("RUN_NBYTES", "FAR_RUN_NBYTES"):
+        monkeypatch.setattr(f"lazyshards.reductions.blocks.{name}", 2 * 24 * 8)
 
 
 @pytest.fixture
@@ -327,14 +330,19 @@ def test_refresh_begins_again(tmp_path):
 # Memory ---------------------------------------------------------------------------------------------------------
 
 
+def enlarge(patch):
+    """Have blocks be so large that what Python itself takes is little beside them, and runs of four."""
+    patch.setattr("lazyshards.reductions.blocks.BLOCK_ELEMENTS", 1 << 14)
+    patch.setattr("lazyshards.reductions.blocks.RUN_NBYTES", 1 << 19)
+
+
 @pytest.mark.parametrize("name", [*ONE_PASS, "any"])
 @pytest.mark.parametrize("dtype", ["u1", "f4", "c16"])
 def test_memory_is_bounded(tmp_path, monkeypatch, name, dtype):
     """No reduction takes more memory than its plan says, whatever the size of the data."""
     if name == "histogram" and dtype == "c16":
         dtype = "i8"  # NumPy has no histograms of complex numbers
-    # NumPy counts a histogram 65,536 elements at a time, which a block must hold for the plan to count its copies.
-    monkeypatch.setattr("lazyshards.reductions.blocks.BLOCK_NBYTES", (1 << 20) if name == "histogram" else 128 << 10)
+    enlarge(monkeypatch)
     write_npy_shards(tmp_path / "set", [np.ones((1 << 18, 8), dtype)])
     ds = open_shards(tmp_path / "set", engine="numpy")
     plan, arguments = ds.block_plan(), ONE_PASS.get(name, {})
@@ -351,7 +359,7 @@ def test_memory_is_bounded(tmp_path, monkeypatch, name, dtype):
 
 def test_memory_of_quantiles_is_bounded(tmp_path, monkeypatch):
     """Quantiles hold what they collect, a few times, and blocks."""
-    monkeypatch.setattr("lazyshards.reductions.blocks.BLOCK_NBYTES", 128 << 10)
+    enlarge(monkeypatch)
     monkeypatch.setattr("lazyshards.reductions.quantiles.HELD_NBYTES", 256 << 10)
     monkeypatch.setattr("lazyshards.reductions.quantiles.TABLE_NBYTES", 256 << 10)
     whole = np.random.default_rng(0).random((200_000, 4))
@@ -379,7 +387,7 @@ def test_map_blocks(real):
     blocks = list(ds.map_blocks(lambda block: (threading.get_ident(), block)))
     assert {thread for thread, _ in blocks} == {here}
     assert_same(np.concatenate([block for _, block in blocks]), whole)
-    assert len(blocks) == ds.block_plan().block_count
+    assert [len(block) for _, block in blocks] == [8] * 125
 
 
 def test_map_blocks_reads_ahead_within_bounds(tmp_path):
@@ -389,7 +397,7 @@ def test_map_blocks_reads_ahead_within_bounds(tmp_path):
     it = ds.map_blocks(len)
     assert next(it) == 24
     it.close()
-    assert storage.nbytes <= 8 * 192 * (ds.block_plan().readers + 1)
+    assert storage.nbytes <= 8 * 48 * (ds.block_plan().readers + 1)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("lazyshards-reduce")]
 
 
@@ -407,7 +415,7 @@ def test_functions_that_fail_say_where(real):
     """What a function of the user's raises comes out as it is, with the rows."""
     with pytest.raises(ZeroDivisionError) as caught:
         real[0].reduce(lambda block: 1 / 0, max)
-    assert caught.value.__notes__ == ["in rows 0 to 8 of the 1,000 that are reduced"]
+    assert caught.value.__notes__ == ["in rows 0 to 16 of the 1,000 that are reduced"]
 
 
 def test_fold_is_a_tree():

@@ -373,7 +373,7 @@ def test_absent_chunks(tmp_path, version, options):
     [
         ("f4", np.nan), ("f4", -np.inf), ("i8", -(2**62) - 1), ("u8", 2**64 - 1), ("?", True),
         ("c8", complex(1, np.inf)), ("S3", b"ab"),
-        ("U3", "äb"), ("M8[s]", np.datetime64("2020-01-01", "s")), ("m8[s]", np.timedelta64("NaT")),
+        ("U3", "äb"), ("M8[s]", np.datetime64("2020-01-01", "s")), ("m8[s]", np.timedelta64("NaT", "s")),
     ],
     ids=str,
 )  # fmt: skip
