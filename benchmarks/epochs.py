@@ -133,8 +133,9 @@ def _in_child(function: Callable[..., Any], *arguments: object) -> Any:
 
 def run(options: Options) -> Iterator[Table]:
     """Yield the tables of this benchmark."""
-    nbytes = options.load_nbytes // 4
     for row_nbytes, batch_rows, share in ((256, 1_024, 0.7), (4 << 10, 1_024, 0.85), (150 << 10, 128, 0.85)):
+        # Enough for more batches than are read ahead, of large rows as well.
+        nbytes = max(options.load_nbytes // 4, 12 * batch_rows * row_nbytes)
         paths = _write(options.cache_dir, row_nbytes, nbytes)
         rows = nbytes // row_nbytes
         size = (batch_rows, max(2, min(400, rows // batch_rows - 2)))

@@ -4,9 +4,7 @@ It is an Arrow IPC file, so that a million shards are opened without making a mi
 to its own directory and cannot leave it; nothing in it is ever run.
 """
 
-import contextlib
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -16,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lazyshards._version import __version__
+from lazyshards.atomic import write_atomically
 from lazyshards.details import DetailDecoder, descr_of, dtype_of, encode_details, names_function
 from lazyshards.errors import FormatError, LayoutError, LazyShardsError, ShardReadError
 from lazyshards.hashing import DIGEST_NBYTES
@@ -42,8 +41,6 @@ __all__ = [
     "folder_of",
     "read",
     "save",
-    "sync_directory",
-    "write_atomically",
 ]
 
 NAME = "_lazyshards.arrow"
@@ -633,58 +630,6 @@ def _changed(layout: Layout, numbers: Sequence[int], paths: Sequence[str], stamp
         kept = layout.etags or [""] * len(layout)
         differs |= np.array([kept[n] != etag for n, etag in zip(numbers, etags, strict=True)])
     return [paths[i] for i in np.flatnonzero(differs).tolist()]
-
-
-def write_atomically(path: str, data: bytes) -> None:
-    """Write a file of this machine so that at every moment, and after a crash, it is the old one or the new one.
-
-    Writers of the same file wait for one another, so that what a killed one left is taken over by the next.
-    """
-    folder, name = os.path.split(path)
-    partial = os.path.join(folder, f".{name}.tmp")
-    with _locked(partial) as fd:
-        os.ftruncate(fd, 0)
-        view = memoryview(data)
-        try:
-            while view:
-                view = view[os.write(fd, view) :]
-            os.fsync(fd)
-        except OSError as exc:  # of a full disk, say, which names no file
-            raise OSError(exc.errno, exc.strerror, path) from exc
-        os.replace(partial, path)
-        sync_directory(folder)
-
-
-@contextlib.contextmanager
-def _locked(path: str) -> Iterator[int]:
-    """Open a file to write, which nobody else has open this way; removed if an error ends the writing."""
-    import fcntl
-
-    while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        # Whoever held it may have moved it into place meanwhile.
-        with contextlib.suppress(FileNotFoundError):
-            if os.stat(path).st_ino == os.fstat(fd).st_ino:
-                break
-        os.close(fd)
-    try:
-        yield fd
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
-        raise
-    finally:
-        os.close(fd)
-
-
-def sync_directory(folder: str) -> None:
-    """Make what was renamed in a directory last, whatever happens to the machine."""
-    fd = os.open(folder or ".", os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _arrow() -> Any:

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lazyshards.atomic import write_atomically
 from lazyshards.details import descr_of, options_text
 from lazyshards.engines.handover import scan_together
 from lazyshards.engines.ranks import once, together
 from lazyshards.errors import LayoutError
 from lazyshards.layout import Layout
-from lazyshards.manifest import write_atomically
 from lazyshards.storage.memory import keep_array
 from lazyshards.writing import write_shards
 

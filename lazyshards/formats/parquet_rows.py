@@ -22,7 +22,8 @@ from lazyshards.storage.base import Part, Storage
 __all__ = ["Request", "read_group"]
 
 _WINDOW_NBYTES = 8 << 20
-"""Bytes of a row group that are held, or as many as the storage fetches together: of a larger one, so many columns at a time; of a larger column, a piece."""
+"""Bytes of a row group that are held, or as many as the storage fetches together: of a larger one, so many columns at a
+time; of a larger column, a piece."""
 _PAGE_NBYTES = 17 << 16
 """Bytes of a page, which is decoded whole, as writers usually make them at most."""
 _BATCH_NBYTES = 4 << 20

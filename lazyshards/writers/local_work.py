@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 
 from lazyshards import catalog, manifest
+from lazyshards.atomic import sync_directory, write_atomically
 from lazyshards.errors import LayoutError
 from lazyshards.formats import format_names, format_of_name
 from lazyshards.layout import Layout
-from lazyshards.manifest import sync_directory, write_atomically
 from lazyshards.writers.work import Work
 
 __all__ = ["check_names", "check_rows", "has_manifest", "local_work", "remove"]

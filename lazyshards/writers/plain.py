@@ -8,8 +8,8 @@ from typing import IO
 import numpy as np
 import numpy.typing as npt
 
+from lazyshards.atomic import write_atomically
 from lazyshards.details import descr_of
-from lazyshards.manifest import write_atomically
 
 __all__ = ["NpyWriter", "RawWriter"]
 

@@ -14,7 +14,7 @@ import lazyshards
 ROOT = Path(lazyshards.__file__).parent
 
 LAYERS = [
-    {"errors", "native", "progress", "_version"},
+    {"errors", "native", "progress", "atomic", "_version"},
     {"selection", "storage", "functions"},
     {"elementwise"},
     {"layout", "hashing"},

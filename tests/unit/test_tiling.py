@@ -18,9 +18,8 @@ def make(*shards):
     """Return a layout of shards that are nowhere, each of so many rows and such edges, or of a source."""
     made = []
     for i, (rows, source) in enumerate(shards):
-        if isinstance(source, tuple) and not hasattr(source, "_fields"):
-            source = Decoded(None, source)
-        made.append(Shard(f"/d/{i}", rows, (4_000,), KIND, Stamp(1 << 40), source))
+        known = Decoded(None, source) if type(source) is tuple else source
+        made.append(Shard(f"/d/{i}", rows, (4_000,), KIND, Stamp(1 << 40), known))
     return Layout.from_shards(made, "npy", LocalStorage())
 
 

@@ -297,3 +297,29 @@ def test_memory_is_bounded(tmp_path, child):
     count, most = map(int, out.split())
     assert count > 0
     assert most < 50e6  # of 512e6, mapped files not counted
+
+
+def test_damaged_footers(table, child):
+    """Whatever is wrong with a footer, filtering raises an error or finds rows, and the process lives."""
+    path, _ = table
+    child(
+        """
+        import random, sys
+        from lazyshards import LazyShardsError, open_shards
+        data = open(sys.argv[1], "rb").read()
+        footer = int.from_bytes(data[-8:-4], "little")
+        for seed in range(120):
+            chance = random.Random(seed)
+            damaged = bytearray(data)
+            for _ in range(chance.choice([1, 1, 3])):
+                damaged[chance.randrange(len(data) - 8 - footer, len(data) - 8)] = chance.randrange(256)
+            with open("damaged.parquet", "wb") as file:
+                file.write(damaged)
+            for filters in ([("key", ">", 120), ("key", "<", 130)], [("name", "==", "n02")]):
+                try:
+                    open_shards("damaged.parquet", columns=["x"], filters=filters, engine="numpy")
+                except (LazyShardsError, ValueError):
+                    pass
+        """,
+        path / "part_0.parquet",
+    )
