@@ -143,9 +143,15 @@ def find_stats(view: View, progress: bool) -> ColumnStats:
 
     def look(layout: Layout) -> _Found:
         plan = plan_blocks(layout, view.selection)
-        with progress_bar(
-            len(plan.read.rows), f"stats of {title_text(layout, view.selection)}", shown=progress and is_first_rank()
-        ) as bar:
+        # What infinity does to a deviation, the table says: it needs no warning.
+        with (
+            np.errstate(invalid="ignore"),
+            progress_bar(
+                len(plan.read.rows),
+                f"stats of {title_text(layout, view.selection)}",
+                shown=progress and is_first_rank(),
+            ) as bar,
+        ):
             return reduce_state(plan, statistics, bar.update)
 
     rows, shape = len(view.selection.rows), view.selection.cell_shape
