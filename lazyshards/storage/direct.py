@@ -10,10 +10,11 @@ import ssl
 import threading
 import time
 import urllib.request
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, InvalidURL
 from typing import Any, NamedTuple
 from urllib.parse import urljoin, urlsplit
 
@@ -109,6 +110,9 @@ class Connections:
         with self.lock:
             self.routes.clear()
 
+    def __post_init__(self) -> None:
+        weakref.finalize(self, _close_all, self.idle)
+
     def take(self, scheme: str, authority: str) -> tuple[HTTPConnection, bool]:
         """Return a connection, and whether it was used before."""
         with self.lock:
@@ -131,6 +135,11 @@ class Connections:
             old = self.idle.pop(0)[1] if len(self.idle) > _MOST_IDLE else None
         if old is not None:
             old.close()
+
+
+def _close_all(idle: list[tuple[tuple[str, str], HTTPConnection]]) -> None:
+    while idle:
+        idle.pop()[1].close()
 
 
 class Interrupt:
@@ -306,6 +315,8 @@ def _ask(
             if isinstance(exc, ssl.SSLError):
                 connections.is_trusted = False  # its own client may know other certificates
                 raise NotServedError from exc
+            if isinstance(exc, InvalidURL):  # its text holds the URL, which may hold a signature
+                raise NotServedError from None
             # A server ends connections that were idle; that says nothing of this request.
             passes = isinstance(exc, OSError | HTTPException) and not isinstance(exc, TimeoutError)
             if not was_used or not passes or interrupt.event.is_set():
