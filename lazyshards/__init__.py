@@ -8,7 +8,7 @@
 from lazyshards import formats
 from lazyshards._version import __version__ as __version__
 from lazyshards.bundle import Bundle, zip_shards
-from lazyshards.dataset import ShardedDataset, open_shards
+from lazyshards.dataset import ShardedDataset
 from lazyshards.engines import set_engine
 from lazyshards.errors import (
     CapacityError,
@@ -33,6 +33,7 @@ from lazyshards.formats import register_format
 from lazyshards.joined import concat
 from lazyshards.layout import Shard
 from lazyshards.mixture import Mixture, mix
+from lazyshards.opening import open_shards
 from lazyshards.plan import ReadPlan
 from lazyshards.writing import write_shards
 

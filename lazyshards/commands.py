@@ -8,10 +8,11 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from lazyshards.dataset import ShardedDataset, open_shards
+from lazyshards.dataset import ShardedDataset
 from lazyshards.display import hide_secrets, printable
 from lazyshards.errors import LayoutError
 from lazyshards.finding import locate
+from lazyshards.opening import open_shards
 from lazyshards.verify import Report, Step, verify
 from lazyshards.writers import writable_formats
 from lazyshards.writing import write_shards

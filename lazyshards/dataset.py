@@ -1,21 +1,18 @@
 """The lazy dataset: sharded data on disk that slices like an array and is read when it is computed."""
 
-import operator
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
-from typing import Any, TypeAlias, overload
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from lazyshards import catalog, display, persistence
-from lazyshards.arithmetic import View, combine, refuse
 from lazyshards.batches import Batches
-from lazyshards.bundle import Bundle, zip_shards
 from lazyshards.engines import (
     Array,
     Engine,
@@ -26,7 +23,6 @@ from lazyshards.engines import (
     running_engine,
     wanted_engine,
 )
-from lazyshards.engines.handover import scan_together
 from lazyshards.engines.ranks import is_first_rank, layout_facts, once, rank_note, together
 from lazyshards.errors import (
     EngineError,
@@ -37,20 +33,18 @@ from lazyshards.errors import (
     UnsupportedDtypeError,
 )
 from lazyshards.functions import keep_function
-from lazyshards.layout import Layout, Shard, native_dtype
+from lazyshards.layout import Shard, native_dtype
 from lazyshards.looking import checked_count, sampled_rows
 from lazyshards.plan import ReadPlan, compile_plan
 from lazyshards.profiling import Profile, device_nbytes, make_profile
 from lazyshards.progress import Progress, progress_bar
 from lazyshards.recording import Recorder, stage
-from lazyshards.reductions import Measurable
 from lazyshards.selection import Selection, is_whole, select, select_all
 from lazyshards.source import ViewSource
-from lazyshards.where import filtered_rows, true_rows
+from lazyshards.where import true_rows
+from lazyshards.workable import Workable
 
-__all__ = ["ShardedDataset", "open_shards"]
-
-_Operator: TypeAlias = Callable[["ShardedDataset", object], "ShardedDataset"]
+__all__ = ["ShardedDataset"]
 
 _WATCHED_TILES = 16
 """Tiles for each processor where a progress bar follows them."""
@@ -60,164 +54,14 @@ _ITERATION_NBYTES = 4 << 20
 """Bytes read at a time when a dataset is iterated row by row."""
 
 
-@overload
-def open_shards(path: object, *, columns: Mapping[str, object], **options: Any) -> Bundle: ...
-@overload
-def open_shards(path: object, *, dataset: Mapping[str, object], **options: Any) -> Bundle: ...
-@overload
-def open_shards(path: object, **options: Any) -> "ShardedDataset": ...
-def open_shards(
-    path: object,
-    *,
-    format: str | None = None,
-    engine: str | None = None,
-    order: str = "natural",
-    holes: str = "raise",
-    on_change: str = "raise",
-    storage_options: Mapping[str, object] | None = None,
-    dtype: object = None,
-    manifest: str = "auto",
-    **options: object,
-) -> "ShardedDataset | Bundle":
-    """Open sharded data as one lazy array. Reads the shards' headers, and nothing else.
-
-    Parameters
-    ----------
-    path : str, path, or sequence of them
-        A directory, a glob, one file, or a list of files. A path that exists is literal, even if it holds ``[`` or
-        ``*``. Hidden files, markers such as ``_SUCCESS`` and temporary files are left out; subdirectories are not
-        searched.
-    format : str, optional
-        Name of the format. By default told by suffix, then by the first bytes of the files.
-    engine : {"auto", "numpy", "legate", "cupy"}, optional
-        What computes this dataset, and so the type of the arrays. By default what :func:`set_engine` or the
-        environment variable ``LAZYSHARDS_ENGINE`` says, else ``"auto"``: Legate where cuPyNumeric works, else NumPy.
-    order : {"natural", "name"}
-        Order of the shards: numbers in names compared as numbers (2 before 10), or names compared as text. A list
-        keeps its own order.
-    holes : {"raise", "ignore"}
-        What to do if numbered names skip a number.
-    on_change : {"raise", "warn", "refresh", "ignore"}
-        What to do if a shard is read that is no longer the file that was opened: raise an error; warn and read it all
-        the same, old and new rows mixed or not; look at it again, and read the new file throughout if it holds as many
-        rows of the same shape and dtype, else raise; or nothing.
-    storage_options : mapping, optional
-        Options for fsspec, for URLs.
-    dtype : dtype, optional
-        Type of the elements of the dataset. Shards of other types are cast to it when they are read, if that is safe;
-        see :meth:`ShardedDataset.astype`. For a format that does not say it in its files (``raw``, ``reader=``), what
-        the files hold.
-    manifest : {"auto", "require", "refresh", "ignore"}
-        What to do about the file that :meth:`ShardedDataset.save_manifest` left in a directory. It is used if one
-        listing shows that no shard was added, removed or changed since; else ``"auto"`` reads the headers as if there
-        were none, ``"require"`` raises an error that names what changed, and ``"refresh"`` reads them and writes it
-        again, or for the first time. ``"ignore"`` does not look at it. Given as ``path``, the manifest itself says
-        which shards there are, and nothing is listed.
-    **options
-        Options of the format. With ``reader=``, a function, that one reads the files, of any format: it is called as
-        ``reader(path, start, stop)`` and returns those rows; ``rows=``, ``dtype=`` and ``row_shape=`` say the rest.
-        With ``filters=``, such as ``[("label", "==", 3), ("age", ">", 20)]``, only the rows of Parquet files for which
-        all conditions hold (or, of a list of such lists, those of one of them): an index view, for which row groups are
-        skipped by their statistics, and of the others no more is read than the columns of the filters.
-        A mapping as ``columns=`` or ``dataset=``, such as ``columns={"x": ["a", "b"], "y": "label"}``, opens each of
-        its values and returns a :class:`Bundle` of them under its keys.
-
-    Returns
-    -------
-    ShardedDataset
-        Of shape ``(rows of all shards, *row shape)``, in native byte order.
-
-    Raises
-    ------
-    ShardsNotFoundError
-        If nothing is there.
-    FormatError
-        If the format cannot be told, or files of several are mixed.
-    LayoutError
-        If shards are damaged, differ in dtype or row shape, or a number is missing; the message lists all of them.
-    ShardReadError
-        If a shard's header cannot be read.
-
-    Examples
-    --------
-    >>> import numpy as np, lazyshards
-    >>> for i, rows in enumerate([3, 0, 4]):
-    ...     np.save(f"shard_{i}.npy", np.arange(rows * 2, dtype="f4").reshape(rows, 2))
-    >>> ds = lazyshards.open_shards("shard_*.npy", engine="numpy")
-    >>> ds.shape, ds.dtype
-    ((7, 2), dtype('float32'))
-    >>> ds[2:5, 0].compute()
-    array([4., 0., 2.], dtype=float32)
-    """
-    check_engine_name(engine)
-    for name in ("columns", "dataset"):
-        named = options.get(name)
-        if isinstance(named, Mapping):
-            alike = {
-                "format": format,
-                "engine": engine,
-                "order": order,
-                "holes": holes,
-                "on_change": on_change,
-                "storage_options": storage_options,
-                "dtype": dtype,
-                "manifest": manifest,
-            }
-            each = {key: {**alike, **options, name: one} for key, one in named.items()}
-            return zip_shards(**{key: open_shards(path, **given) for key, given in each.items()})
-    filters = options.pop("filters", None)
-    layout = scan_together(
-        path,
-        engine=wanted_engine(engine),
-        manifest=manifest,
-        format=format,
-        order=order,
-        holes=holes,
-        on_change=on_change,
-        storage_options=storage_options,
-        dtype=dtype,
-        options=options,
-    )
-    opened = ShardedDataset(layout, select_all(layout.rows, layout.row_shape), engine)
-    return opened if filters is None else opened[filtered_rows(layout, filters, wanted_engine(engine))]
-
-
-def _operator(ufunc: np.ufunc, *, reflected: bool = False) -> _Operator:
-    """Return the method of an operator: what the ufunc makes of the dataset and the other operand, lazily."""
-
-    def method(self: "ShardedDataset", other: object) -> Any:  # what Python asks for if it is for the other to do
-        if other is None or getattr(type(other), "__array_ufunc__", ...) is None:
-            return NotImplemented
-        return self._lazy(ufunc, (other, self) if reflected else (self, other))
-
-    return method
-
-
-def _view(operand: object) -> object:
-    """Return what is selected of which layout, if the operand is a dataset."""
-    if isinstance(operand, ShardedDataset):
-        return View(operand._layout, operand._selection)  # noqa: SLF001  # what it is made of
-    return operand
-
-
-def _unary(ufunc: np.ufunc) -> Callable[["ShardedDataset"], "ShardedDataset"]:
-    return lambda self: self._lazy(ufunc, (self,))
-
-
-class ShardedDataset(Measurable):
+class ShardedDataset(Workable):
     """Sharded data on disk as one lazy array: slicing reads nothing, :meth:`compute` reads what was sliced.
 
     Made by :func:`open_shards`. Immutable, picklable, hashable; equal to another that selects the same of the same
     shards.
     """
 
-    __slots__ = ("__weakref__", "_engine", "_layout", "_selection")
-    __array_priority__ = 1000
-
-    def __init__(self, layout: Layout, selection: Selection, engine: str | None = None) -> None:
-        self._layout = layout
-        self._selection = selection
-        self._engine = engine
+    __slots__ = ("__weakref__",)
 
     # What it is ------------------------------------------------------------------------------------------------
 
@@ -308,6 +152,14 @@ class ShardedDataset(Measurable):
     def __hash__(self) -> int:
         """Return the hash of the fingerprint."""
         return hash(self.fingerprint)
+
+    def __bool__(self) -> bool:
+        """Refuse, as NumPy does, since what is meant are the elements; a single one is read."""
+        if self.size != 1:
+            raise ValueError(
+                "a dataset of several elements is neither true nor false: compute() it, then use any() or all()"
+            )
+        return bool(self.to_numpy())
 
     def __repr__(self) -> str:
         """Return one line and a table of shards."""
@@ -553,144 +405,6 @@ class ShardedDataset(Measurable):
         target = self.dtype if dtype is None else native_dtype(dtype)
         layout = self._layout.map(keep_function(function), selection.cell, target, shape)
         return ShardedDataset(layout, Selection(selection.rows, tuple(map(range, shape))), self._engine)
-
-    # Work on its elements --------------------------------------------------------------------------------------
-
-    def _lazy(self, function: Callable[..., Any], operands: Sequence[object], output: int = 0) -> "ShardedDataset":
-        """Return what a function of NumPy makes of datasets of the same rows and operands, lazily."""
-        layout, selection = combine(function, [_view(operand) for operand in operands], output)
-        return ShardedDataset(layout, selection, self._engine)
-
-    def __array_ufunc__(
-        self, ufunc: np.ufunc, method: str, *inputs: object, **options: object
-    ) -> "ShardedDataset | tuple[ShardedDataset, ...]":
-        """Return what a ufunc makes of the elements, lazily."""
-        name = f"np.{ufunc.__name__}"
-        if method != "__call__":
-            raise refuse(f"{name}.{method}")
-        if options:
-            raise refuse(f"{name} with {', '.join(f'{option}=' for option in options)}")
-        if ufunc.signature is not None:
-            raise refuse(f"{name}, which is not work on single elements,")
-        made = tuple([self._lazy(ufunc, inputs, output) for output in range(ufunc.nout)])
-        return made if ufunc.nout > 1 else made[0]
-
-    def __array_function__(
-        self, function: Any, types: Sequence[type], arguments: Sequence[Any], options: Mapping[str, Any]
-    ) -> Any:
-        """Do ``np.where`` lazily; all other functions of NumPy do what they do with anything that makes an array."""
-        if function is np.where and len(arguments) == 3 and not options:
-            return self._lazy(np.where, arguments)
-        if not all([issubclass(kind, ShardedDataset | np.ndarray) for kind in types]):
-            return NotImplemented
-        return function._implementation(*arguments, **options)  # noqa: SLF001  # NumPy's way to do as without this
-
-    __add__, __radd__ = _operator(np.add), _operator(np.add, reflected=True)
-    __sub__, __rsub__ = _operator(np.subtract), _operator(np.subtract, reflected=True)
-    __mul__, __rmul__ = _operator(np.multiply), _operator(np.multiply, reflected=True)
-    __truediv__, __rtruediv__ = _operator(np.true_divide), _operator(np.true_divide, reflected=True)
-    __floordiv__, __rfloordiv__ = _operator(np.floor_divide), _operator(np.floor_divide, reflected=True)
-    __mod__, __rmod__ = _operator(np.remainder), _operator(np.remainder, reflected=True)
-    __pow__, __rpow__ = _operator(np.power), _operator(np.power, reflected=True)
-    __and__, __rand__ = _operator(np.bitwise_and), _operator(np.bitwise_and, reflected=True)
-    __or__, __ror__ = _operator(np.bitwise_or), _operator(np.bitwise_or, reflected=True)
-    __xor__, __rxor__ = _operator(np.bitwise_xor), _operator(np.bitwise_xor, reflected=True)
-    __lshift__, __rlshift__ = _operator(np.left_shift), _operator(np.left_shift, reflected=True)
-    __rshift__, __rrshift__ = _operator(np.right_shift), _operator(np.right_shift, reflected=True)
-    __lt__, __le__ = _operator(np.less), _operator(np.less_equal)
-    __gt__, __ge__ = _operator(np.greater), _operator(np.greater_equal)
-    __neg__, __pos__ = _unary(np.negative), _unary(np.positive)
-    __abs__, __invert__ = _unary(np.absolute), _unary(np.invert)
-
-    def __matmul__(self, other: object) -> "ShardedDataset":
-        raise refuse("the product @, which sums over elements,")
-
-    __rmatmul__ = __matmul__
-
-    def __bool__(self) -> bool:
-        """Refuse, as NumPy does, since what is meant are the elements; a single one is read."""
-        if self.size != 1:
-            raise ValueError(
-                "a dataset of several elements is neither true nor false: compute() it, then use any() or all()"
-            )
-        return bool(self.to_numpy())
-
-    def clip(self, min: object = None, max: object = None, out: None = None) -> "ShardedDataset":
-        """Return the dataset with its elements kept between two bounds, lazily.
-
-        Parameters
-        ----------
-        min, max : scalar, array or None
-            The bounds; they broadcast against a row. None is no bound.
-        out : None
-            As np.clip() passes it on; nothing else is possible.
-
-        Raises
-        ------
-        TypeError
-            If an operand has an axis of rows, or an ``out`` is given.
-
-        Examples
-        --------
-        >>> import numpy as np, lazyshards
-        >>> np.save("levels_0.npy", np.arange(6.0))
-        >>> lazyshards.open_shards("levels_0.npy", engine="numpy").clip(1, 3).compute()
-        array([1., 1., 2., 3., 3., 3.])
-        """
-        if out is not None:
-            raise refuse("clip with out=")
-        return self._lazy(np.clip, (self, min, max))
-
-    def round(self, decimals: int = 0, out: None = None) -> "ShardedDataset":
-        """Return the dataset with its elements rounded as np.round() does, lazily.
-
-        Parameters
-        ----------
-        decimals : int
-            Places after the point; negative ones are before it.
-        out : None
-            As np.round() passes it on; nothing else is possible.
-
-        Raises
-        ------
-        TypeError
-            If an ``out`` is given.
-
-        Examples
-        --------
-        >>> import numpy as np, lazyshards
-        >>> np.save("parts_0.npy", np.array([0.26, 1.74]))
-        >>> lazyshards.open_shards("parts_0.npy", engine="numpy").round(1).compute()
-        array([0.3, 1.7])
-        """
-        if out is not None:
-            raise refuse("round with out=")
-        return self._lazy(np.round, (self, operator.index(decimals)))
-
-    def where(self, condition: object, other: object) -> "ShardedDataset":
-        """Return the dataset with ``other`` in place of the elements where a condition does not hold, lazily.
-
-        Parameters
-        ----------
-        condition : ShardedDataset or array of bool
-            Made of this dataset, such as ``ds > 0``, or an array that broadcasts against a row.
-        other : scalar, array or ShardedDataset
-            Likewise.
-
-        Raises
-        ------
-        TypeError
-            If an operand has an axis of rows, or is a dataset of other rows.
-
-        Examples
-        --------
-        >>> import numpy as np, lazyshards
-        >>> np.save("signal_0.npy", np.array([-2.0, 1.0, 3.0]))
-        >>> ds = lazyshards.open_shards("signal_0.npy", engine="numpy")
-        >>> ds.where(ds > 0, 0).compute()
-        array([0., 1., 3.])
-        """
-        return self._lazy(np.where, (condition, self, other))
 
     # Keeping what was computed ---------------------------------------------------------------------------------
 

@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from lazyshards.dataset import ShardedDataset, open_shards
+from lazyshards.dataset import ShardedDataset
 from lazyshards.display import plan_text, size_text
 from lazyshards.engines import auto_engine, find_engine
 from lazyshards.errors import EngineError, EngineUnavailableError
+from lazyshards.opening import open_shards
 
 __all__ = ["demonstrate", "write_example"]
 

@@ -13,8 +13,9 @@ import numpy.typing as npt
 
 from lazyshards.ahead import Source
 from lazyshards.batches import Batches, BatchOptions
-from lazyshards.dataset import ShardedDataset, open_shards
+from lazyshards.dataset import ShardedDataset
 from lazyshards.joined import concat
+from lazyshards.opening import open_shards
 from lazyshards.samplers import Order, Shuffle
 from lazyshards.selection import Rows
 

@@ -18,11 +18,12 @@ import numpy.typing as npt
 import pytest
 from hypothesis import strategies as st
 
-from lazyshards.dataset import ShardedDataset, open_shards
+from lazyshards.dataset import ShardedDataset
 from lazyshards.engines import find_engine
 from lazyshards.errors import EngineError, LayoutError, LazyShardsError, ShardChangedError, ShardReadError
 from lazyshards.formats import Fault, find_format
 from lazyshards.layout import Shard
+from lazyshards.opening import open_shards
 from lazyshards.storage import Entry, Head, LocalStorage, OnChange, Part, Stamp, Storage
 
 __all__ = [

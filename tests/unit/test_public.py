@@ -91,6 +91,8 @@ def test_examples(name, tmp_path, monkeypatch):
     monkeypatch.setenv("LAZYSHARDS_ENGINE", "numpy")
     if name == "lazyshards.adapters.torch":
         pytest.importorskip("torch", reason="torch is installed by a test group of its own")
+    if name == "lazyshards.engines.exchange":
+        pytest.importorskip("legate", reason="Legate is not installed")
     failed, _ = doctest.testmod(importlib.import_module(name), optionflags=doctest.NORMALIZE_WHITESPACE)
     assert failed == 0
 
