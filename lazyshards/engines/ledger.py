@@ -2,10 +2,13 @@
 
 Legate has no way to ask for free memory, and running out of it aborts the process. An array needs one free piece, so
 sums are not enough: two small results in the wrong places leave no room for a large one.
+
+A result that was dropped may live on in a view, ``result[:, 0]``, which holds all of it. So what was dropped counts as
+taken until a look at all arrays there are shows that none of them lies in its memory, which `Ledger.see` is told.
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 
 __all__ = ["Ledger", "find_pool"]
@@ -24,13 +27,16 @@ class Ledger:
         self.nbytes = nbytes
         self._start: int | None = None
         self._pieces: dict[int, tuple[int | None, int]] = {}
+        self._keys: dict[int, Hashable] = {}
+        self._dropped: set[int] = set()
+        self._foreign_nbytes = 0
         self._next = 0
         self._lock = threading.Lock()
 
     @property
     def live_nbytes(self) -> int:
         """Bytes of all pieces that are taken."""
-        return sum(nbytes for _, nbytes in self._pieces.values())
+        return sum(nbytes for _, nbytes in self._pieces.values()) + self._foreign_nbytes
 
     def place_pool(self, start: int | None) -> None:
         """Say at which address the pool begins; None if that is not known."""
@@ -41,23 +47,60 @@ class Ledger:
         """Whether it is known where the pool begins."""
         return self._start is not None
 
-    def add(self, nbytes: int) -> int:
-        """Take a piece whose place is not known yet, and return the number to give it back with."""
+    def add(self, nbytes: int, key: Hashable = None) -> int:
+        """Take a piece whose place is not known yet, and return its number.
+
+        Parameters
+        ----------
+        nbytes : int
+        key : hashable, optional
+            What arrays that lie in the same memory have in common, for `see`; None if that is not known.
+        """
         with self._lock:
             self._next += 1
             self._pieces[self._next] = (None, nbytes)
+            if key is not None:
+                self._keys[self._next] = key
             return self._next
 
     def place(self, number: int, address: int) -> None:
-        """Say at which address a piece lies."""
+        """Say at which address a piece lies; what was dropped and lay there is gone."""
         with self._lock:
-            if number in self._pieces:
-                self._pieces[number] = (address, self._pieces[number][1])
+            if number not in self._pieces:
+                return
+            nbytes = self._pieces[number][1]
+            self._pieces[number] = (address, nbytes)
+            for other in list(self._dropped - {number}):
+                start, size = self._pieces[other]
+                if start is not None and start < address + nbytes and address < start + size:
+                    self._remove(other)
 
-    def remove(self, number: int) -> None:
-        """Give a piece back."""
+    def drop(self, number: int) -> None:
+        """Say that the result in a piece was dropped; views of it may be alive."""
         with self._lock:
-            self._pieces.pop(number, None)
+            if number in self._keys:
+                self._dropped.add(number)
+            else:
+                self._remove(number)
+
+    def see(self, alive: Mapping[Hashable, int]) -> None:
+        """Free the pieces of dropped results in whose memory no array lies, and take note of all other arrays.
+
+        Parameters
+        ----------
+        alive : mapping
+            By key, the bytes of the largest array that lies there.
+        """
+        with self._lock:
+            for number in [number for number in self._dropped if self._keys[number] not in alive]:
+                self._remove(number)
+            ours = set(self._keys.values())
+            self._foreign_nbytes = sum(nbytes for key, nbytes in alive.items() if key not in ours)
+
+    def _remove(self, number: int) -> None:
+        self._pieces.pop(number, None)
+        self._keys.pop(number, None)
+        self._dropped.discard(number)
 
     def largest_gap(self) -> int:
         """Return the bytes of the largest piece that is free.
@@ -66,9 +109,9 @@ class Ledger:
         """
         with self._lock:
             pieces = list(self._pieces.values())
-        unplaced = sum(nbytes for address, nbytes in pieces if address is None)
+        unplaced = sum(nbytes for address, nbytes in pieces if address is None) + self._foreign_nbytes
         if self._start is None:
-            return max(0, self.nbytes - sum(nbytes for _, nbytes in pieces))
+            return max(0, self.nbytes - self.live_nbytes)
         largest, at = 0, self._start
         end = self._start + self.nbytes
         for address, nbytes in sorted((address, nbytes) for address, nbytes in pieces if address is not None):

@@ -14,12 +14,13 @@ import gc
 import os
 import pickle
 import platform
+import re
 import sys
 import threading
 import warnings
 import weakref
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from queue import SimpleQueue
 from typing import Any
 
@@ -77,6 +78,10 @@ _USABLE = 0.9
 """Fraction of the largest free piece of the pool that a result may take; the rest is for the user's temporaries."""
 _USABLE_BLIND = 0.6
 """The same where it is not known which pieces are free: on GPUs, with several ranks."""
+_SURE = 0.5
+"""Fraction of what is free, as far as it is known, up to which a result fits without a look at the user's own arrays."""
+_REGION = re.compile(r"region: \(\d+, \([^)]*\), (\d+)\), field: (\d+)")
+"""Where the text of a store says in which memory it lies: a tree of regions, whatever part of it, and a field."""
 _PLAIN_NBYTES = 64 << 10
 """Bytes of a plan up to which it is not compressed: below, compressing takes longer than it saves."""
 _TILES_AT_ONCE = 3
@@ -111,18 +116,23 @@ class LegateEngine:
         return why_not_legate(dtype, ndim)
 
     def capacity(self, nbytes: int = 0) -> Capacity:
-        """Return the processors, and what is left of their memory after the results that are still alive.
+        """Return the processors, and what is left of their memory after the arrays that are still alive.
 
-        Arrays in reference cycles are collected first if ``nbytes`` would not fit otherwise.
+        Those of the user are looked for only if ``nbytes`` may not fit, and those in reference cycles are collected
+        only if it would not fit otherwise.
         """
         _check_caller()
         ledger = self._ledger
         if ledger is None:
             return Capacity(_worker_count())
         free = _free_nbytes(ledger)
+        if nbytes > _SURE * free:
+            ledger.see(_arrays_alive())
+            free = _free_nbytes(ledger)
         if nbytes > free:
             # Then what fits depends on what can be reached, and not on when each rank's collector ran last.
             gc.collect()
+            ledger.see(_arrays_alive())
             free = _free_nbytes(ledger)
         return Capacity(_worker_count(), result_nbytes=free)
 
@@ -188,15 +198,16 @@ class LegateEngine:
                     # What was dropped gives its memory back only once Legate has dealt with it.
                     get_legate_runtime().issue_execution_fence(block=True)
                 result = cupynumeric.empty(plan.shape, plan.dtype)
-        number = self._take(result, plan.nbytes) if out is None else None
-        return _Launched(self, result, number, _launch(plan, as_logical_array(result).data))
+        store = as_logical_array(result).data
+        number = self._take(result, plan.nbytes, _memory_of(store)) if out is None else None
+        return _Launched(self, result, number, _launch(plan, store))
 
-    def _take(self, result: Any, nbytes: int) -> int | None:
+    def _take(self, result: Any, nbytes: int, key: Hashable = None) -> int | None:
         """Note that a result is alive, until it is dropped."""
         if self._ledger is None:
             return None
-        number = self._ledger.add(nbytes)
-        weakref.finalize(result, self._ledger.remove, number).atexit = False
+        number = self._ledger.add(nbytes, key)
+        weakref.finalize(result, self._ledger.drop, number).atexit = False
         return number
 
     def adopt(self, array: np.ndarray[Any, np.dtype[np.generic]]) -> Any:
@@ -347,6 +358,25 @@ def _free_nbytes(ledger: Ledger) -> int:
     """Return the bytes that the next result may take."""
     usable = _USABLE if ledger.is_placed or not ledger.live_nbytes else _USABLE_BLIND
     return int(usable * ledger.largest_gap())
+
+
+def _memory_of(store: Any) -> Hashable:
+    """Return what all stores in the same memory have in common, or None: Legate tells of it in their text only."""
+    match = _REGION.search(str(store))
+    return match.groups() if match else None
+
+
+def _arrays_alive() -> dict[Hashable, int]:
+    """Return, of the memory in which arrays of cuPyNumeric lie, the bytes of the largest array in each piece."""
+    found: dict[Hashable, int] = {}
+    for each in gc.get_objects():
+        if type(each) is not cupynumeric.ndarray:
+            continue
+        base = getattr(each._thunk, "base", None)  # noqa: SLF001  # an array that NumPy holds has none
+        key = None if base is None else _memory_of(base)
+        if key is not None:
+            found[key] = max(found.get(key, 0), each.nbytes)
+    return found
 
 
 def _worker_count() -> int:
