@@ -298,6 +298,9 @@ class _Run:
             found: npt.NDArray[np.generic] = function(*values)[node.output]
         elif function is np.where:
             found = np.where(*values)
+        elif function is np.round and node.dtype.kind in "iu":
+            # Before the point NumPy divides, whose floating quotients it puts in no place for integers.
+            found = np.round(*values)
         else:
             found = function(*values, out=free)
         return found

@@ -31,7 +31,8 @@ class RangeServer:
 
     ``fault(seen, number)`` is asked before each answer, and returns None, an HTTP status, or one of ``"reset"`` (the
     connection breaks after half the body), ``"short"`` (half the body, and then the end), ``"close"`` (no answer at
-    all), ``"slow"`` (the first byte comes late) and ``"whole"`` (the range is ignored).
+    all), ``"slow"`` (the first byte comes late), ``"coded"`` (as many other bytes, said to be compressed for the way)
+    and ``"whole"`` (the range is ignored).
     """
 
     files: dict[str, bytes] = field(default_factory=dict)
@@ -195,7 +196,11 @@ class _Handler(BaseHTTPRequestHandler):
         if owner.tags:
             self.send_header("ETag", f'"{hash(data):x}"')  # Python remembers the hash of a byte string
         self.send_header("Last-Modified", email.utils.formatdate(owner.modified, usegmt=True))
-        if owner.lengths:
+        if fault == "coded":
+            chunk = memoryview(bytes(chunk)[::-1])
+            self.send_header("Transfer-Encoding", "gzip, chunked")
+            self.close_connection = True
+        elif owner.lengths:
             self.send_header("Content-Length", str(len(chunk)))
         else:
             self.send_header("Connection", "close")

@@ -79,7 +79,7 @@ _USABLE = 0.9
 _USABLE_BLIND = 0.6
 """The same where it is not known which pieces are free: on GPUs, with several ranks."""
 _SURE = 0.5
-"""Fraction of what is free, as far as it is known, up to which a result fits without a look at the user's own arrays."""
+"""Fraction of what is free, as far as it is known, up to which a result fits without a look at the user's arrays."""
 _REGION = re.compile(r"region: \(\d+, \([^)]*\), (\d+)\), field: (\d+)")
 """Where the text of a store says in which memory it lies: a tree of regions, whatever part of it, and a field."""
 _PLAIN_NBYTES = 64 << 10
@@ -213,7 +213,7 @@ class LegateEngine:
     def adopt(self, array: np.ndarray[Any, np.dtype[np.generic]]) -> Any:
         """Return a NumPy array that nobody else holds as a cuPyNumeric one."""
         result = _attach(array)
-        self._take(result, array.nbytes)
+        self._take(result, array.nbytes, _memory_of(as_logical_array(result).data))
         return result
 
     def place(self, number: int, address: int) -> None:

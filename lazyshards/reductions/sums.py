@@ -137,7 +137,7 @@ class Variance(Moments):
         freedom = np.asarray(state.count - self.ddof)
         if np.any(freedom <= 0):
             warnings.warn("Degrees of freedom <= 0 for slice", RuntimeWarning, stacklevel=2)
-        if self.skip_nan:
+        if np.ndim(state.count):  # NaN were left out; of what holds none, NumPy's nanvar() is var()
             with np.errstate(invalid="ignore", divide="ignore"):
                 result = np.where(freedom > 0, state.squares / freedom, np.nan)
         else:

@@ -286,10 +286,15 @@ def read_direct(
             connections.refusals = 0
             return reply
         connection.close()
-        elsewhere = urljoin(url, answer.headers.get("Location", ""))
-        if connections.kind != "http" or not elsewhere.startswith(("http://", "https://")):
+        try:
+            elsewhere = urljoin(url, answer.headers.get("Location", ""))
+            new_scheme, new_authority, *_ = urlsplit(elsewhere)
+        except ValueError:  # no URL at all
             break
-        if urlsplit(elsewhere).netloc != authority:
+        # A password before the host is its own client's business; here it would get into messages.
+        if connections.kind != "http" or new_scheme not in {"http", "https"} or "@" in new_authority:
+            break
+        if (new_scheme, new_authority) != (scheme, authority):
             headers = {name: headers[name] for name in ("Accept-Encoding", "Range")}
         url = elsewhere
     raise NotServedError
@@ -331,6 +336,8 @@ def _receive(answer: HTTPResponse, start: int, stop: int, into: memoryview | Non
         raise _StatusError(answer.status)
     headers = answer.headers
     if answer.status != 206 or headers.get("Content-Encoding", "identity") not in {"", "identity"}:
+        raise NotServedError
+    if headers.get("Transfer-Encoding", "chunked").lower() != "chunked":  # http.client would give it as it came
         raise NotServedError
     span, _, total = headers.get("Content-Range", "").removeprefix("bytes").strip().partition("/")
     first, _, last = span.partition("-")

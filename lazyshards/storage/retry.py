@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import errno
 import random
+import socket
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager
@@ -123,7 +124,7 @@ def is_transient(exc: BaseException) -> bool:
         return is_transient(exc.__cause__)
     if isinstance(exc, _PERMANENT):
         return False
-    if isinstance(exc, ConnectionError | TimeoutError):
+    if isinstance(exc, ConnectionError | TimeoutError | socket.gaierror):  # the last: no name server answered, say
         return True
     if any(kind.__name__ in _PASSING_NAMES for kind in type(exc).__mro__):
         return True

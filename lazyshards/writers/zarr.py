@@ -36,7 +36,12 @@ class ZarrWriter:
         row_nbytes = int(np.prod(row_shape, dtype=np.int64)) * dtype.itemsize
         self._step = max(1, min(rows, _CHUNK_NBYTES // row_nbytes))
         self._array: Any = zarr.create_array(
-            path, shape=(rows, *row_shape), chunks=(self._step, *row_shape), dtype=dtype, fill_value=0
+            path,
+            shape=(rows, *row_shape),
+            chunks=(self._step, *row_shape),
+            dtype=dtype,
+            fill_value=0,
+            config={"write_empty_chunks": True},  # one that is left out cannot be told from one that was lost
         )
         # Chunks are written whole: what does not fill one waits for what comes next.
         self._waiting: list[npt.NDArray[np.generic]] = []

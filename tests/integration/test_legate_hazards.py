@@ -237,6 +237,30 @@ def test_results_of_many_sizes_never_exhaust_the_pool(tmp_path):
     assert out.split() == ["True", "True"]
 
 
+def test_what_lives_on_in_views_and_in_arrays_of_the_user_counts(tmp_path):
+    """A view keeps the whole result's memory, and the user's arrays take theirs: what does not fit is refused."""
+    np.save(tmp_path / "a.npy", np.ones((25_000, 64), "f4"))  # 6.4 MB, of a pool of 100 MB
+    out = run(
+        """
+        ds = lazyshards.open_shards([sys.argv[1]] * 4, engine="legate")
+        for keep in (lambda a: a[1:], lambda a: a[:, 0], lambda a: a[5], lambda a: a + 1, lambda a: a.T):
+            held, refused = [], 0
+            for _ in range(8):
+                try:
+                    held.append(keep(ds.compute()))
+                except lazyshards.CapacityError:
+                    refused += 1
+            sums = {float(each.sum()) / each.size for each in held}
+            print(len(held) >= 2, refused >= 4, len(sums) == 1)
+            del held
+        print(float(ds.compute().sum()) == ds.size)
+        """,
+        tmp_path / "a.npy",
+        config="--cpus 2 --gpus 0 --utility 1 --sysmem 100 --logging gpu=none,threads=none",
+    )
+    assert out.split() == ["True"] * 16
+
+
 def test_many_launches_with_dropped_results_do_not_deadlock(shards):
     """Two thousand launches whose results are dropped, with cuPyNumeric work between them, end in seconds."""
     out = run(

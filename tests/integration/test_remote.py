@@ -10,8 +10,9 @@ import threading
 import time
 import traceback
 import zipfile
+from http.client import HTTPConnection
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 
 import fsspec
 import numpy as np
@@ -21,7 +22,7 @@ from lazyshards import open_shards, write_shards
 from lazyshards.cli import main
 from lazyshards.errors import LayoutError, ShardChangedError, ShardChangedWarning, ShardReadError, ShardsNotFoundError
 from lazyshards.manifest import NAME
-from lazyshards.storage import LocalStorage, Part, open_storage
+from lazyshards.storage import LocalStorage, Part, direct, open_storage
 from lazyshards.storage.fsspec_storage import FsspecStorage
 from lazyshards.storage.retry import Retry
 from lazyshards.testing import StorageConformance, assert_same, example_array, npy_bytes
@@ -767,7 +768,7 @@ def test_odd_names_on_s3(s3):
     assert storage.fetch([(f"s3://odd/set/{name}", 1, 99) for name in names]) == [name.encode()[1:] for name in names]
 
 
-@pytest.mark.parametrize("fault", ["reset", "short", "close", "slow", 503, 429, 500, 404, "whole"])
+@pytest.mark.parametrize("fault", ["reset", "short", "close", "slow", 503, 429, 500, 404, "whole", "coded"])
 def test_passing_faults_of_large_answers(http, fault):
     """What fails in passing over connections of our own is got over, and what is no range is read in the other way."""
     data = np.random.default_rng(0).bytes(2_000_000)
@@ -819,6 +820,38 @@ def test_large_answers_from_elsewhere(http):
             assert found == data[10:900_010]
         assert [seen.authorization for seen in http.seen] == ["Bearer planted"] * 3
         assert [seen.authorization for seen in other.seen] == [""]
+
+
+@pytest.mark.parametrize("location", ["http://ann:sesame@127.0.0.1:9/a.bin", "http://[bad"])
+def test_odd_redirects_of_large_answers(http, location):
+    """A redirect to a URL with a password, or to none at all, is left to the other way; no message has the password."""
+    http.files = {"/a.bin": bytes(1_000_000)}
+    storage = FsspecStorage(retry=NONE_AT_ALL)
+    parts, _ = parts_of(storage, [(f"{http.url}/a.bin", 0, 1_000_000)])
+    http.forget()
+    http.redirects = {"/a.bin": location}
+    with pytest.raises(ShardReadError, match=r"a\.bin' cannot be read") as caught:
+        storage.fetch_into(parts)
+    assert len(http.seen) == 2
+    assert "sesame" not in str(caught.value)
+
+
+def test_a_redirect_to_less_safety(monkeypatch):
+    """From https to http of the same host the user's headers do not go along."""
+    asked = []
+
+    def ask(connections, url, headers, interrupt):
+        asked.append((url, dict(headers)))
+        return HTTPConnection("host"), SimpleNamespace(status=302, headers={"Location": "http://host/a"})
+
+    monkeypatch.setattr(direct, "_ask", ask)
+    route = direct.Route("https://host/a", {"X-Key": "planted"}, 0.0)
+    with pytest.raises(direct.NotServedError):
+        direct.read_direct(direct.Connections("http"), route, 0, 9, None, direct.Interrupt())
+    assert [(url, headers.get("X-Key")) for url, headers in asked[:2]] == [
+        ("https://host/a", "planted"),
+        ("http://host/a", None),
+    ]
 
 
 def test_a_connection_that_the_server_closed(http):

@@ -1,5 +1,6 @@
 import os
 import pickle
+import socket
 import time
 from pathlib import Path
 
@@ -229,6 +230,7 @@ class _AnswerError(Exception):
     [
         (ConnectionResetError(), True),
         (TimeoutError(), True),
+        (socket.gaierror(-3, "Temporary failure in name resolution"), True),
         (_AnswerError(429), True),
         (_AnswerError(503), True),
         (_AnswerError(403), False),
@@ -241,7 +243,7 @@ class _AnswerError(Exception):
     ],
 )
 def test_what_passes(error, passes):
-    """Resets, timeouts, 429 and 5xx pass; what is missing or forbidden does not."""
+    """Resets, timeouts, names that are not found, 429 and 5xx pass; what is missing or forbidden does not."""
     assert is_transient(error) is passes
 
 
