@@ -148,11 +148,13 @@ class FsspecStorage:
     def put(self, path: str, data: bytes) -> None:
         """Write a whole file, at once where the file system is an object store."""
         mount, inner = self._locate(path)
+        self._listed.pop(path, None)
         self._ask(mount, path, "written", "pipe_file", inner, data)
 
     def put_file(self, path: str, local: str) -> None:
         """Write a whole file from one of this machine, a few megabytes at a time."""
         mount, inner = self._locate(path)
+        self._listed.pop(path, None)
         self._ask(mount, path, "written", "put_file", local, inner)
 
     def remove(self, path: str) -> None:

@@ -1,11 +1,13 @@
 """Datasets that grow on a remote storage: shard by shard, behind a file that says so until all is there.
 
 A shard is written on this machine and uploaded when it is finished, as object stores have no half objects. Directories
-cannot change places there, so that a file marks the directory as unfinished: while it is there nobody opens it.
+cannot change places there, so that a file marks the directory as unfinished: while it is there nobody opens it. It says
+who writes, too: whoever begins takes it over, and a call that finds it taken ends, so that no rows are mixed.
 """
 
 import contextlib
 import errno
+import json
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -51,7 +53,7 @@ class _RemoteWork(Work):
             if not overwrite:
                 raise FileExistsError(errno.EEXIST, "it holds files; pass overwrite=True to replace it", place)
             check_names(held, place)
-        self.save_state(self.state())
+        self._storage.put(self._marker, self.state())
         if not self.shards:
             self._remove_all_but({manifest.UNFINISHED})
 
@@ -72,7 +74,27 @@ class _RemoteWork(Work):
         (head,) = self._storage.heads([f"{self._place}/{name}{self._inside}"], 0)
         return (-1, 0, 0, "") if head.error is not None else tuple(head.stamp)
 
+    def _check_mine(self) -> None:
+        """Raise FileExistsError if another call has begun to write there since, or has ended."""
+        mine = json.dumps({"writer": self.writer})[:-1].encode()
+        (head,) = self._storage.heads([self._marker], len(mine))
+        if head.error is not None and not isinstance(head.error, FileNotFoundError):
+            raise head.error
+        if head.data != mine:
+            self._refuse()
+
+    def _check_shards(self, names: list[str]) -> None:
+        """Raise FileExistsError if a shard is not the one that was written."""
+        heads = self._storage.heads([f"{self._place}/{name}{self._inside}" for name in names], 1)
+        if [tuple(head.stamp) for head in heads] != [shard.stamp for shard in self.shards[: len(names)]]:
+            self._refuse()
+
+    def _refuse(self) -> None:
+        text = "another call writes these shards, or has written them meanwhile: let one write at a time"
+        raise FileExistsError(errno.EEXIST, text, self._place)
+
     def keep(self, name: str) -> None:
+        self._check_mine()
         sidecar = os.path.join(self.folder, _SIDECAR)
         if os.path.exists(sidecar) and not self.shards:
             self._storage.put_file(f"{self._place}/{_SIDECAR}", sidecar)
@@ -82,9 +104,11 @@ class _RemoteWork(Work):
         remove(local)
 
     def save_state(self, state: bytes) -> None:
+        self._check_mine()
         self._storage.put(self._marker, state)
 
     def finish(self, names: list[str], format: str, rows: int) -> list[str]:
+        self._check_mine()
         self._remove_all_but({*names, manifest.UNFINISHED, *([_SIDECAR] if format == "raw" else [])})
         paths = [f"{self._place}/{name}" for name in names]
         if format in format_names():
@@ -93,6 +117,8 @@ class _RemoteWork(Work):
             check_rows(layout, rows)
             if has_manifest(format):
                 catalog.save_manifest(layout, folder=f"{self._place}/")
+        self._check_shards(names)
+        self._check_mine()
         self._storage.remove(self._marker)
         return paths
 

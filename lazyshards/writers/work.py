@@ -4,6 +4,7 @@ import contextlib
 import errno
 import json
 import os
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -67,6 +68,8 @@ class Work:
     def __init__(self, wanted: Mapping[str, object], mark: str) -> None:
         self.algorithm = best_algorithm()
         self.shards: list[_Written] = []
+        self.writer = uuid.uuid4().hex
+        """Who writes: no other call has it."""
         self._wanted = wanted
         self._mark = mark
         self._is_same = False
@@ -121,6 +124,7 @@ class Work:
     def state(self) -> bytes:
         """Return what `take_over` takes."""
         found = {
+            "writer": self.writer,  # first, so that the beginning tells
             "wanted": self._wanted,
             "mark": self._mark,
             "algorithm": self.algorithm,
