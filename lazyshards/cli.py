@@ -90,7 +90,8 @@ def _parser() -> argparse.ArgumentParser:
         type=format_option,
         action="append",
         default=[],
-        help="option of the format, its value in JSON or as text: --option dataset=x --option row_shape=[3]",
+        help="option of the format, its value in JSON or as text: --option dataset=x --option row_shape=[3] "
+        """--option 'columns=["a", "b"]'""",
     )
 
     parser = argparse.ArgumentParser("lazyshards", description="Many files as one lazy array.")

@@ -161,6 +161,21 @@ class ShardedDataset(Workable):
             )
         return bool(self.to_numpy())
 
+    def __float__(self) -> float:
+        """Read the only element of a dataset without axes, such as ``ds[5, 3]``."""
+        return float(self._element())
+
+    def __int__(self) -> int:
+        """Read the only element of a dataset without axes, such as ``ds[5, 3]``."""
+        return int(self._element())
+
+    def _element(self) -> npt.NDArray[Any]:
+        if self.shape:
+            raise TypeError(
+                f"a dataset of shape {self.shape} is not one number: index all of its axes, or compute() it"
+            )
+        return self.to_numpy()
+
     def __repr__(self) -> str:
         """Return one line and a table of shards."""
         text = display.dataset_text(self._layout, self._selection, self._engine_label())

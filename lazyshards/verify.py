@@ -205,7 +205,7 @@ def _since(saved: Manifest, found: Found, stamps: Mapping[str, Stamp]) -> Iterat
         yield Finding("changed", path, "is not the file that the manifest knows: it was written to or replaced since")
     for path in what.added:
         yield Finding("changed", path, "is not in the manifest: it was added since")
-    for path in set(what.removed) - set(found.paths):
+    for path in sorted(set(what.removed) - set(found.paths)):
         yield Finding("changed", path, "is in the manifest and not there: it was removed since")
 
 
@@ -301,9 +301,9 @@ class _Journal:
                     continue
 
     def __enter__(self) -> None:
-        self._file = None if self._path is None else open(self._path, "a", encoding="utf-8", errors="surrogateescape")
+        self._file = None if self._path is None else open(self._path, "ab", buffering=0)
         if self._file is not None and self._file.tell():
-            self._file.write("\n")
+            self._write("\n")
 
     def __exit__(self, *_: object) -> None:
         if self._file is not None:
@@ -317,5 +317,11 @@ class _Journal:
     def note(self, shard: Shard, digest: bytes) -> None:
         """Note that a shard is sound."""
         if self._file is not None and self.known(shard) is None:
-            self._file.write(json.dumps([shard.path, list(shard.stamp), self._algorithm, digest.hex()]) + "\n")
-            self._file.flush()
+            self._write(json.dumps([shard.path, list(shard.stamp), self._algorithm, digest.hex()]) + "\n")
+
+    def _write(self, line: str) -> None:
+        assert self._file is not None
+        try:
+            self._file.write(line.encode())
+        except OSError as exc:  # of a full disk, say, which names no file
+            raise OSError(exc.errno, exc.strerror, str(self._path)) from exc

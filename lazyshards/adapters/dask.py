@@ -2,9 +2,13 @@
 
 from typing import Any, Protocol
 
-import dask.array
 import numpy as np
 import numpy.typing as npt
+
+try:
+    import dask.array
+except ModuleNotFoundError as exc:
+    raise ModuleNotFoundError(f"to_dask() needs dask ({exc}): pip install 'dask[array]'", name=exc.name) from exc
 
 __all__ = ["to_dask"]
 

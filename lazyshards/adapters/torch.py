@@ -5,8 +5,12 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+try:
+    import torch
+    from torch.utils.data import Dataset, IterableDataset, get_worker_info
+except ModuleNotFoundError as exc:
+    raise ModuleNotFoundError(f"to_torch() needs PyTorch ({exc}): pip install torch", name=exc.name) from exc
 
 from lazyshards.errors import UnsupportedDtypeError
 

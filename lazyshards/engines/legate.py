@@ -387,7 +387,9 @@ def _worker_count() -> int:
 
 def _check_out(out: object, plan: ReadPlan) -> None:
     if not isinstance(out, cupynumeric.ndarray):
-        raise EngineError(f"out is a {type(out).__name__}, expected a cupynumeric.ndarray for the legate engine")
+        text = f"out is a {type(out).__name__}, expected a cupynumeric.ndarray for the legate engine"
+        numpy = isinstance(out, np.ndarray)
+        raise EngineError(f'{text}; engine="numpy" fills arrays of NumPy' if numpy else text)
     if not out.flags.writeable:
         raise EngineError("out is read-only, or repeats its elements: expected an array that can be filled")
     if out.shape != plan.shape or out.dtype != plan.dtype:

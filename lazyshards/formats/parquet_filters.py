@@ -5,7 +5,8 @@ The comparisons are pyarrow's own throughout, of the statistics as of the values
 
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -83,8 +84,10 @@ def find_rows(shard: Shard, footer_nbytes: int, filters: Filters, storage: Stora
     footer = load_footer(shard, footer_nbytes, storage)
     _check_columns(shard, footer, names)
     try:
-        expression = pa.parquet.filters_to_expression([list(alternative) for alternative in filters])
-        groups = _left(footer, _counts(shard, footer, storage), filters)
+        counts = _counts(shard, footer, storage)
+        with _applied(filters, shard):
+            expression = pa.parquet.filters_to_expression([list(alternative) for alternative in filters])
+            groups = _left(footer, counts, filters)
         if not groups:
             return np.empty(0, np.int64)
         source = pa.PythonFile(_Bytes(shard, storage), "r")
@@ -98,9 +101,8 @@ def find_rows(shard: Shard, footer_nbytes: int, filters: Filters, storage: Stora
                 if len(table) != stop - start:
                     raise ShardReadError(f"{shard.path!r} is damaged: its row group {group} ends before row {stop:,}")
                 table = table.append_column(_ROW, pa.array(np.arange(start, stop)))
-                found.append(table.filter(expression).column(_ROW).to_numpy())
-    except (pa.lib.ArrowNotImplementedError, pa.lib.ArrowTypeError, TypeError) as exc:
-        raise ValueError(f"filters={filters!r:.200} cannot be applied to {shard.path!r}: {first_line(exc)}") from exc
+                with _applied(filters, shard):
+                    found.append(table.filter(expression).column(_ROW).to_numpy())
     except ShardReadError:
         raise
     except (pa.lib.ArrowException, OSError, UnicodeDecodeError) as exc:
@@ -109,6 +111,15 @@ def find_rows(shard: Shard, footer_nbytes: int, filters: Filters, storage: Stora
 
 
 _ROW = "__row_of_lazyshards__"
+
+
+@contextmanager
+def _applied(filters: Filters, shard: Shard) -> Iterator[None]:
+    """Raise ValueError for a comparison that cannot be made, which is no fault of the file."""
+    try:
+        yield
+    except (load_pyarrow().lib.ArrowException, TypeError, OverflowError) as exc:
+        raise ValueError(f"filters={filters!r:.200} cannot be applied to {shard.path!r}: {first_line(exc)}") from exc
 
 
 def _check_columns(shard: Shard, footer: Footer, names: Sequence[str]) -> None:
@@ -200,17 +211,37 @@ def _may_hold(told: _Extremes, operator: str, value: Any) -> npt.NDArray[np.bool
     least, greatest = pa.compute.field("least"), pa.compute.field("greatest")
     if operator in ("!=", "not in"):  # NaN, which statistics leave out, is unequal to all
         return np.ones(len(told.least), np.bool_)
-    values = list(value) if operator == "in" else [value]
+    if operator == "in":
+        return _may_hold_one(told, value)
+    if operator in ("<", "<="):
+        expression = least < value if operator == "<" else least <= value
+    elif operator in (">", ">="):
+        expression = greatest > value if operator == ">" else greatest >= value
+    else:
+        expression = (least <= value) & (greatest >= value)
     table = pa.table({"least": told.least, "greatest": told.greatest, "group": pa.array(np.arange(len(told.least)))})
     found: npt.NDArray[np.bool_] = np.asarray(told.least.is_null()) | np.asarray(told.greatest.is_null())
-    for each in values:
-        if operator in ("<", "<="):
-            expression = least < each if operator == "<" else least <= each
-        elif operator in (">", ">="):
-            expression = greatest > each if operator == ">" else greatest >= each
-        else:
-            expression = (least <= each) & (greatest >= each)
-        found[table.filter(expression).column("group").to_numpy()] = True
+    found[table.filter(expression).column("group").to_numpy()] = True
+    return found
+
+
+def _may_hold_one(told: _Extremes, values: Any) -> npt.NDArray[np.bool_]:
+    """Return for each row group whether one of some values can lie between its extremes.
+
+    Arrow looks for them in the type of the column: 0.1 is found among 32-bit floats, where none equals it.
+    """
+    pa = load_pyarrow()
+    every = np.ones(len(told.least), np.bool_)
+    try:
+        wanted = pa.array(list(values)).cast(told.least.type)
+    except pa.lib.ArrowException:  # in another type, then
+        return every
+    if wanted.null_count or (str(wanted.type) in ("float", "double") and np.isnan(wanted.to_numpy()).any()):
+        return every  # it finds nulls and NaN, too, and statistics leave them out
+    found: npt.NDArray[np.bool_] = np.asarray(told.least.is_null()) | np.asarray(told.greatest.is_null())
+    for each in wanted:
+        within = pa.compute.and_(pa.compute.less_equal(told.least, each), pa.compute.greater_equal(told.greatest, each))
+        found |= np.asarray(within.fill_null(True))
     return found
 
 

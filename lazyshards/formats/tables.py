@@ -1,5 +1,6 @@
 """Tables of many files as one: which of their columns are wanted, and the one type and shape that they are read in."""
 
+import json
 import re
 import threading
 from collections import Counter, OrderedDict
@@ -228,7 +229,11 @@ def _fields(table: Table, names: Sequence[str], *, everything: bool) -> list[Fie
     by_name = {field.name: field for field in table.fields}
     missing = [name for name in names if name not in by_name]
     if missing:
-        return f"has no column {missing[0]!r}; it has {_listed(list(by_name))}"
+        parts = [part.strip(" []'\"") for part in missing[0].split(",")]
+        several = ""
+        if len(parts) > 1 and set(parts) <= set(by_name):
+            several = f"; several columns are a list: columns={json.dumps(parts)}"
+        return f"has no column {missing[0]!r}; it has {_listed(list(by_name))}{several}"
     if everything:
         wanted = set(names)
         extra = [name for name in by_name if name not in wanted and not _PANDAS_INDEX.fullmatch(name)]
@@ -258,7 +263,7 @@ def _agree_on_column(
     shapes: Counter[tuple[int, ...]] = Counter()
     fit: dict[int, Field] = {}
     for i, field in there.items():
-        problem = _problem(field, options, types)
+        problem = _problem(field, tables[i], options, types)
         if problem:
             problems[i] = problem
             continue
@@ -289,7 +294,7 @@ def _agree_on_column(
     return axes, dtype
 
 
-def _problem(field: Field, options: Options, types: dict[str, np.dtype[np.generic]]) -> str:
+def _problem(field: Field, table: Table, options: Options, types: dict[str, np.dtype[np.generic]]) -> str:
     """Return why a column cannot be read, or an empty text; note the type of its elements."""
     what = f"column {field.name!r}"
     if field.problem:
@@ -300,7 +305,9 @@ def _problem(field: Field, options: Options, types: dict[str, np.dtype[np.generi
             return f"{what} is {field.type}, which NumPy cannot hold exactly; give dtype='float64' to convert it"
         dtype = options.dtype
     if dtype is None:
-        return f"{what} is {field.type}, expected numbers; name the columns that are wanted with columns=[...]"
+        numbers = [other.name for other in table.fields if not other.problem and numpy_type(other.leaf) is not None]
+        there = f", of {_listed(numbers)}" if numbers else ""
+        return f"{what} is {field.type}, expected numbers; name the columns that are wanted{there} with columns=[...]"
     if field.axes is None:
         return f"{what} is {field.type} of varying lengths, expected lists of one length"
     if (

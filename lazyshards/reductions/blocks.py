@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from lazyshards.display import plural
 from lazyshards.engines import find_engine
 from lazyshards.engines.threads import cpu_count
 from lazyshards.layout import Decoded, Layout
@@ -78,7 +79,7 @@ class BlockPlan:
 
     def __repr__(self) -> str:
         return (
-            f"<BlockPlan {self.block_count:,} blocks of up to {self.block_rows:,} rows, {self.block_nbytes:,} "
+            f"<BlockPlan {plural(self.block_count, 'block')} of up to {self.block_rows:,} rows, {self.block_nbytes:,} "
             f"bytes, on {self.readers} threads: at most {self.peak_nbytes:,} bytes of memory>"
         )
 

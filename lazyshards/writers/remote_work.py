@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 
 from lazyshards import catalog, manifest
+from lazyshards.errors import ShardReadError
 from lazyshards.finding import Found
 from lazyshards.formats import find_format, format_names
 from lazyshards.storage import open_storage
@@ -79,7 +80,9 @@ class _RemoteWork(Work):
         mine = json.dumps({"writer": self.writer})[:-1].encode()
         (head,) = self._storage.heads([self._marker], len(mine))
         if head.error is not None and not isinstance(head.error, FileNotFoundError):
-            raise head.error
+            raise ShardReadError(
+                f"{self._marker!r} cannot be read: {head.error.strerror or head.error}"
+            ) from head.error
         if head.data != mine:
             self._refuse()
 

@@ -10,6 +10,7 @@ import threading
 import time
 import traceback
 import zipfile
+from functools import partial
 from http.client import HTTPConnection
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
@@ -934,6 +935,17 @@ class Failing:
         return self.array[rows]
 
 
+class Watched:
+    """An array that tells which row is read next."""
+
+    def __init__(self, array, tell):
+        self.array, self.tell, self.shape, self.dtype = array, tell, array.shape, array.dtype
+
+    def __getitem__(self, rows):
+        self.tell(rows.start)
+        return self.array[rows]
+
+
 def test_unfinished_on_s3(s3):
     """What was cut off is not opened, says what to do, and is gone on with: finished shards are not sent again."""
     whole = example_array((20, 3), "f4")
@@ -948,6 +960,58 @@ def test_unfinished_on_s3(s3):
     sent = [seen.path for seen in s3.seen if seen.method == "PUT" and seen.path.endswith(".npy")]
     assert sent == [f"/unfinished/set/shard_0000{i}.npy" for i in (2, 3)]
     assert_same(open_shards(url, manifest="require", storage_options=s3.options).compute(), whole)
+
+
+@pytest.mark.parametrize(("at", "until"), [(0, 5), (5, 5), (5, 20), (15, 10), (15, 20)])
+def test_two_writers_on_s3(s3, at, until):
+    """Of two calls that write to one place, the one that began last ends well, the other with an error; rows unmixed.
+
+    The second begins when the first is about to read row ``at``, and waits at row ``until`` for the first to end.
+    """
+    rows = np.arange(40.0).reshape(20, 2)
+    bucket = f"writers-{at}-{until}"
+    s3.put(bucket, {})
+    write = partial(write_shards, path=f"s3://{bucket}/set", rows_per_shard=5, storage_options=s3.options)
+    turn, ended = threading.Event(), threading.Event()
+
+    def at_second(row):
+        if row == until:
+            turn.set()
+            assert ended.wait(30)
+
+    def at_first(row):
+        if row == at and not second.ident:
+            second.start()
+            assert turn.wait(30)
+
+    def begin_second():
+        write(Watched(-rows, at_second))
+        turn.set()
+
+    second = threading.Thread(target=begin_second)
+    with pytest.raises(FileExistsError, match="another call writes these shards"):
+        write(Watched(rows, at_first))
+    ended.set()
+    second.join(30)
+    assert_same(open_shards(f"s3://{bucket}/set", storage_options=s3.options).compute(), -rows)
+
+
+def test_a_shard_replaced_while_others_are_written(s3):
+    """A shard that somebody put in the place of one that was written is found at the end, and written again."""
+    rows = np.arange(40.0).reshape(20, 2)
+    s3.put("intruder", {})
+    url = "s3://intruder/set"
+
+    def intrude(row):
+        if row == 15:
+            s3.put("intruder", {"set/shard_00001.npy": npy_bytes(-rows[:5])})
+
+    with pytest.raises(FileExistsError, match="another call writes these shards"):
+        write_shards(Watched(rows, intrude), url, rows_per_shard=5, storage_options=s3.options)
+    with pytest.raises(LayoutError, match="is being written"):
+        open_shards(url, storage_options=s3.options)
+    write_shards(rows, url, rows_per_shard=5, storage_options=s3.options)
+    assert_same(open_shards(url, storage_options=s3.options).compute(), rows)
 
 
 def test_overwriting_on_s3(s3):

@@ -1,5 +1,6 @@
 import gc
 import pickle
+import sys
 import threading
 import weakref
 from pathlib import Path
@@ -237,6 +238,17 @@ def test_out_of_one_element_must_be_an_array(opened, out):
     ds, _ = opened((3,), ())
     with pytest.raises(EngineError, match="out is a"):
         ds[1].compute(out=out)
+
+
+@pytest.mark.parametrize(("library", "method"), [("torch", "to_torch"), ("dask", "to_dask")])
+def test_missing_library_is_named(opened, monkeypatch, library, method):
+    """Where torch or dask is missing, the error of the method that needs it says how to install it."""
+    monkeypatch.delitem(sys.modules, f"lazyshards.adapters.{library}", raising=False)
+    for name in [name for name in sys.modules if name.partition(".")[0] == library]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(ModuleNotFoundError, match=rf"{method}\(\) needs .*pip install '?{library}"):
+        getattr(opened([3])[0], method)()
 
 
 def test_read_only_out(opened):

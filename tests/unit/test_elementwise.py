@@ -77,6 +77,17 @@ def test_methods_are_the_functions(ds):
     assert_same(ds.where(MEAN > 0, -1).compute(), np.where(MEAN > 0, WHOLE, -1))
 
 
+@pytest.mark.parametrize("dtype", ["i1", "u2", "i8", "f2"])
+def test_rounding_before_the_point(tmp_path, dtype):
+    """round() takes places before the point of integers too, and of what was made of them, by rows and columns."""
+    whole = (np.arange(-60, 60).reshape(30, 4) * 2).astype(dtype)
+    write_npy_shards(tmp_path / "set", [whole[:7], whole[7:]])
+    ds = open_shards(tmp_path / "set", engine="numpy")
+    for places in (-2, -1, 0, 1):
+        assert_same(ds.round(places).compute(), np.round(whole, places))
+        assert_same((ds * 1).round(places)[::3, 1].compute(), np.round(whole * 1, places)[::3, 1])
+
+
 def test_a_single_row(ds):
     """One row, and one element, are worked on as NumPy does; operands may have any axes then."""
     table = np.arange(8.0).reshape(2, 4)
@@ -232,6 +243,15 @@ def test_truth_is_of_elements(ds):
     with pytest.raises(ValueError, match="neither true nor false"):
         _ = 0 < ds < 1
     assert bool(ds[3, 2] < 100)
+
+
+def test_one_element_is_a_number(ds):
+    """float() and int() read the element of a dataset without axes, and refuse any other before they read."""
+    assert float(ds[3, 2]) == float(WHOLE[3, 2])
+    assert int(ds[3, 2]) == int(WHOLE[3, 2])
+    for several in (ds, ds[3], ds[3:4, 2]):
+        with pytest.raises(TypeError, match=r"is not one number: index all of its axes"):
+            float(several)
 
 
 @pytest.mark.parametrize(

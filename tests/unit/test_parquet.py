@@ -175,6 +175,20 @@ def test_unknown_column(save):
     assert "no column 'zz'; it has 'a', 'b'" in said
 
 
+def test_several_columns_in_one_text(save):
+    """Names of columns with commas between them, as a shell passes them, are answered with the list that is meant."""
+    path = save(pa.table({"a": [1], "b": [2]}))
+    for text in ("a,b", "['a', 'b']"):
+        assert 'several columns are a list: columns=["a", "b"]' in refusal(path, columns=text)
+
+
+def test_text_names_the_columns_that_are_none(save):
+    """A column of text is refused with the names of those that can be read."""
+    said = refusal(save(pa.table({"id": [1], "name": ["x"], "temp": [0.5]})))
+    assert "column 'name' is string, expected numbers; name the columns that are wanted, of 'id', 'temp' with" in said
+    assert "wanted with columns=" in refusal(save(pa.table({"name": ["x"]})))
+
+
 def test_column_that_is_there_twice(save):
     """A name that two columns have cannot be asked for."""
     path = save(pa.Table.from_arrays([pa.array([1]), pa.array([2])], ["a", "a"]))

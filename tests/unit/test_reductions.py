@@ -297,6 +297,20 @@ def test_nothing_but_nan(tmp_path, name, text):
         ds.nanargmax()
 
 
+@pytest.mark.filterwarnings("ignore:Degrees of freedom:RuntimeWarning")
+@pytest.mark.parametrize("name", ["var", "nanvar", "std", "nanstd"])
+@pytest.mark.parametrize("dtype", ["i4", "f8", "?"])
+def test_more_freedom_than_elements(tmp_path, name, dtype):
+    """Where ddof leaves nothing to divide by, infinity or NaN is NumPy's."""
+    whole = (np.arange(60).reshape(30, 2) % 7).astype(dtype)
+    write_npy_shards(tmp_path / "set", [whole])
+    ds = open_shards(tmp_path / "set", engine="numpy")
+    for axis in (None, 0, 1):
+        with np.errstate(divide="ignore", invalid="ignore"):
+            expected = getattr(np, name)(whole, axis=axis, ddof=1000)
+            assert_same(np.asarray(getattr(ds, name)(axis=axis, ddof=1000)), np.asarray(expected))
+
+
 def test_errstate_reaches_the_threads(tmp_path):
     """What the caller has NumPy do about overflow is done on the threads, too."""
     write_npy_shards(tmp_path / "set", [np.full(400, 1e308)])

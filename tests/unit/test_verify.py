@@ -215,6 +215,20 @@ def test_resume_forgets_no_fault(write, tmp_path):
         assert kinds(verify(path, content=True, resume=tmp_path / "journal")) == [("content", "shard_0001.npy")]
 
 
+def test_a_journal_that_cannot_be_written(write, child):
+    """Where the disk is full the error names the file that could not be written."""
+    path, _ = write((3, 4))
+    code = """
+        import resource, signal, sys
+        from lazyshards.cli import main
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+        sys.stderr = sys.stdout
+        print(main(["verify", sys.argv[1], "--content", "--resume", "journal"]))
+    """
+    assert child(code, path).splitlines()[-2:] == ["lazyshards: error: [Errno 27] File too large: 'journal'", "1"]
+
+
 # The command ------------------------------------------------------------------------------------------------------
 
 

@@ -217,6 +217,33 @@ def test_statistics_may_be_missing(tmp_path):
             assert_same(found.compute(), expected)
 
 
+@pytest.mark.parametrize(
+    ("values", "filters"),
+    [
+        (np.array([0.1, 0.1, 0.3, 0.3], "f4"), [("c", "in", [0.1])]),
+        (np.array([0.1, 0.1, 0.3, 0.3], "f4"), [("c", "in", [0.3, None])]),
+        ([1.0, float("nan"), 2.0, 3.0], [("c", "in", [float("nan")])]),
+        ([1, None, 2, 3], [("c", "in", [None])]),
+        ([1, None, 2, 3], [("c", "in", (None, 3))]),
+        ([2**60, 2**60, 1, 2], [("c", "in", [1.0])]),
+        (np.array([2**63 + 5, 2**63 + 5, 3, 4], "u8"), [("c", "in", {3})]),
+        (np.array([1, 1, 200, 200], "u1"), [("c", "in", [200, 300])]),
+        ([1, 2, 3, 4], [("c", "in", ["3"])]),
+    ],
+)
+def test_one_of_several_values(tmp_path, values, filters):
+    """Values are looked for in the type of the column, nulls and NaN too, whatever the statistics are."""
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+
+    table = pa.table({"x": np.arange(4.0), "c": pa.array(values)})
+    pq.write_table(table, tmp_path / "few.parquet", row_group_size=2)
+    expected = table.filter(pq.filters_to_expression(filters))["x"].to_numpy()
+    assert len(expected)
+    found = open_shards(tmp_path / "few.parquet", columns="x", filters=filters, engine="numpy")
+    assert_same(found.compute(), expected)
+
+
 def test_filters_are_an_index_view(table):
     """What filters leave is a dataset as any other: sliced, batched, equal to the same rows."""
     path, whole = table
@@ -238,12 +265,25 @@ def test_filters_are_an_index_view(table):
         ([("key", "in", 3)], TypeError, "list of values"),
         ([("key", ">", "text")], ValueError, "cannot be applied"),
         ([("name", ">", 3)], ValueError, "cannot be applied"),
+        ([("key", "<", 2**70)], ValueError, "cannot be applied"),
     ],
 )
 def test_wrong_filters(table, filters, error, message):
     """Filters that mean nothing are refused, with what is wrong."""
     with pytest.raises(error, match=message):
         open_shards(table[0], columns=["x"], filters=filters, engine="numpy")
+
+
+def test_comparisons_that_cannot_be_made(tmp_path):
+    """Numbers that Arrow cannot compare are the filter's fault, with or without statistics, and not the file's."""
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+
+    for name in ("with", "without"):
+        path = tmp_path / f"{name}.parquet"
+        pq.write_table(pa.table({"x": [2**60 + 1, 2]}), path, write_statistics=name == "with")
+        with pytest.raises(ValueError, match=r"cannot be applied.*not in range"):
+            open_shards(path, filters=[("x", ">", 0.5)], engine="numpy")
 
 
 def test_lists_are_no_values(tmp_path):

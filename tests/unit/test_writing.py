@@ -57,6 +57,16 @@ def test_round_trip(tmp_path, format, row_shape, rows):
 
 
 @pytest.mark.parametrize("format", FORMATS)
+def test_zeros_are_written(tmp_path, format):
+    """Shards of nothing but zeros, of either sign, are read back, and no part of them is taken for lost."""
+    whole = np.zeros((10, 3))
+    whole[4:8] = -0.0
+    write_shards(whole, tmp_path / "set", format=format, rows_per_shard=4)
+    assert_same(open_shards(tmp_path / "set").compute(), whole)
+    assert np.array_equal(np.signbit(open_shards(tmp_path / "set").compute()), np.signbit(whole))
+
+
+@pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("counts", [(3, 0, 9, 1), (4, 4), (13,), (0,), (1, 1, 1)])
 def test_iterators(tmp_path, format, counts):
     """Arrays of any length are cut and joined to shards of equal length."""
