@@ -297,9 +297,9 @@ def _nothing_known(paths: Sequence[str], place: str) -> str:
         if suffix in {"zip", "tar"} and "://" not in place:
             return f"{place} is an archive: open what lies in it, for example '{suffix}://*.npy::file://{paths[0]}'"
         text = f"{place} is of no known format ({names}): name one with format= if it has another suffix"
-        return f"{text}, or read it with a function of your own, such as one for CSV: reader="
+        return f"{text}, or pass reader=, a function of your own that reads it, as for CSV"
     text = f"{place} holds no shards of a known format ({names}); it holds {_contents(paths)}; "
-    text += "name the format with format= if it has another suffix, or give reader=, a function of your own. "
+    text += "name the format with format= if it has another suffix, or pass reader=, a function of your own. "
     if place.startswith("the list of"):
         return text + "A list names files: open a directory or a glob by itself, and join several with concat()"
     return text + "Subdirectories are not searched: use a glob such as 'path/**/*.npy'"

@@ -212,6 +212,14 @@ def _values(keys: Keys, dtype: np.dtype[np.generic]) -> npt.NDArray[Any]:
     return keys.view(dtype)
 
 
+def _distinct(prefixes: npt.NDArray[np.uint64]) -> list[int]:
+    """Return where each of the prefixes that differ in some column comes first; numpy.unique takes minutes if wide."""
+    first: dict[bytes, int] = {}
+    for i, prefix in enumerate(prefixes):
+        first.setdefault(prefix.tobytes(), i)
+    return list(first.values())
+
+
 @dataclass(slots=True)
 class _Counts:
     """How many keys have each pattern of the bits that this pass looks at, of those whose first bits are known."""
@@ -276,7 +284,7 @@ class _Search:
 
     def begin(self) -> _Counts:
         """Return the counts of the next pass, of nothing yet."""
-        groups = np.unique(self.prefixes, axis=0)
+        groups = self.prefixes[_distinct(self.prefixes)]
         fits = (TABLE_NBYTES // (8 * groups.size)).bit_length() - 1
         bits = min(max(min(fits, MOST_BITS), LEAST_BITS), self.total - self.known)
         table = np.zeros((len(groups), self._columns, 1 << bits), np.int64)
@@ -295,7 +303,8 @@ class _Search:
             self._within[i] -= ends[every, pattern] - sizes[i]
             self.prefixes[i] = (prefix << np.uint64(counts.bits)) | pattern.astype(np.uint64)
         self.known += counts.bits
-        self._candidates, kept = np.unique(self.prefixes, axis=0, return_index=True)
+        kept = _distinct(self.prefixes)
+        self._candidates = self.prefixes[kept]
         self.left_nbytes = int(sizes[kept][:, ~self.missing].sum()) * 8
 
     @property
