@@ -300,7 +300,7 @@ class _Run:
             found = np.where(*values)
         elif function is np.round and node.dtype.kind in "iu":
             # Before the point NumPy divides, whose floating quotients it puts in no place for integers.
-            found = np.round(*values)
+            found = node.function.function(*values)
         else:
             found = function(*values, out=free)
         return found

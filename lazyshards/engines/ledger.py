@@ -127,10 +127,10 @@ def find_pool(address: int, nbytes: int) -> int | None:
     The pool is one reservation, which the kernel lists in one piece or in adjoining ones that add up to its size.
     """
     try:
-        lines = Path("/proc/self/maps").read_text().splitlines()
+        lines = Path("/proc/self/maps").read_bytes().split(b"\n")  # names of mapped files are bytes of any kind
     except OSError:
         return None
-    pieces = [tuple(int(text, 16) for text in line.split(maxsplit=1)[0].split("-")) for line in lines]
+    pieces = [tuple(int(text, 16) for text in line.split(maxsplit=1)[0].split(b"-")) for line in lines if line]
     return _find_run(pieces, address, nbytes)
 
 

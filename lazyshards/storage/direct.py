@@ -5,6 +5,7 @@ left to the file system's own client: other answers than a range, and options th
 """
 
 import contextlib
+import errno
 import os
 import ssl
 import threading
@@ -320,6 +321,8 @@ def _ask(
             if isinstance(exc, ssl.SSLError):
                 connections.is_trusted = False  # its own client may know other certificates
                 raise NotServedError from exc
+            if isinstance(exc, OSError) and exc.errno in {errno.EMFILE, errno.ENFILE}:
+                raise NotServedError from exc  # its own client has connections that are open and idle
             if isinstance(exc, InvalidURL):  # its text holds the URL, which may hold a signature
                 raise NotServedError from None
             # A server ends connections that were idle; that says nothing of this request.

@@ -26,9 +26,11 @@ _PASSING_ERRNO = frozenset(
         errno.ECONNREFUSED,
         errno.ECONNRESET,
         errno.EHOSTUNREACH,
+        errno.EMFILE,  # connections that others have open are closed, or idle, after a while
         errno.ENETDOWN,
         errno.ENETRESET,
         errno.ENETUNREACH,
+        errno.ENFILE,
         errno.EPIPE,
         errno.ETIMEDOUT,
         getattr(errno, "EREMOTEIO", errno.ETIMEDOUT),  # how s3fs tells "InternalError"

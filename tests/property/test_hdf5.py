@@ -67,7 +67,7 @@ def shards(draw):
 def taken(array, chain):
     """Return what is left after the indices, as an array even where NumPy gives a scalar."""
     for index in chain:
-        array = array[index] if hasattr(array, "compute") else np.asarray(np.asarray(array)[index])
+        array = array[index] if hasattr(array, "compute") else np.asarray(array[index], array.dtype)
     return array
 
 

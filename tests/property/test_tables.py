@@ -186,7 +186,9 @@ def test_counts(scratch, data):
         [(chunk.num_values, chunk.statistics.null_count if chunk.is_stats_set else None) for chunk in group]
         for group in chunks
     ]
-    assert parquet_thrift.count_values(raw[-8 - int.from_bytes(raw[-8:-4], "little") :]) == expected
+    found = parquet_thrift.count_values(raw[-8 - int.from_bytes(raw[-8:-4], "little") :])
+    assert found is not None
+    assert [[(chunk.values, chunk.nulls) for chunk in group] for group in found] == expected
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -227,6 +227,7 @@ def test_many_extents_are_not_walked():
     """Of a hundred thousand extents, those that hold a wanted row are looked at, and few others."""
 
     class Counted(tuple):
+        __slots__ = ()
         looks = 0
 
         def __getitem__(self, item):

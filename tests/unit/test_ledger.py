@@ -1,6 +1,10 @@
+import mmap
+import os
+
+import numpy as np
 import pytest
 
-from lazyshards.engines.ledger import Ledger, _find_run
+from lazyshards.engines.ledger import Ledger, _find_run, find_pool
 
 
 @pytest.fixture
@@ -81,3 +85,15 @@ def test_the_pool_is_the_run_of_that_size():
     assert _find_run(pieces, 60, 70) == 50
     assert _find_run(pieces, 15, 10) is None
     assert _find_run(pieces, 5, 11) is None
+
+
+def test_the_pool_is_found_beside_mapped_files_of_any_name(tmp_path):
+    """The name of a mapped file, which may be no text, does not keep the pool from being found."""
+    name = os.fsencode(tmp_path) + b"/\xff\xfe\n"
+    with open(name, "w+b") as file:
+        file.write(b"content")
+        file.flush()
+        with mmap.mmap(file.fileno(), 0):
+            pool = mmap.mmap(-1, 3 * mmap.PAGESIZE)
+            address = np.frombuffer(pool, np.uint8).ctypes.data
+            assert find_pool(address + 1, 1 << 60) is None  # it was looked for, and none is as large

@@ -101,6 +101,19 @@ def test_passes(real, monkeypatch):
     assert storage.nbytes == 2 * 1000 * 3 * 8 or storage.nbytes == 3 * 1000 * 3 * 8
 
 
+def test_quantiles_of_few_wide_rows(tmp_path, monkeypatch):
+    """Columns of which there are many more than rows have quantiles of their own, where ranks meet and part."""
+    monkeypatch.setattr("lazyshards.reductions.quantiles.HELD_NBYTES", 10_000)
+    monkeypatch.setattr("lazyshards.reductions.blocks.WIDE_ELEMENTS", 1 << 19)
+    whole = np.random.default_rng(5).integers(-3, 3, (6, 5_000)).astype("f4")
+    whole[:, ::7] = np.random.default_rng(6).standard_normal((6, 715))
+    write_npy_shards(tmp_path / "set", [whole[:1], whole[1:]])
+    ds = open_shards(tmp_path / "set", engine="numpy")
+    assert_same(ds.median(axis=0), np.median(whole, axis=0))
+    parts = [0.0, 0.3, 0.3, 0.9]
+    np.testing.assert_allclose(ds.quantile(parts, axis=0), np.quantile(whole, parts, axis=0), rtol=1e-5, atol=1e-6)
+
+
 def test_any_and_all_stop_early(tmp_path):
     """What is decided is not read to the end."""
     write_npy_shards(tmp_path / "set", [np.r_[np.zeros(500), 1, np.zeros(200_000)]])
