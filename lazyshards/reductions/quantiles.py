@@ -8,7 +8,7 @@ the following bits. As soon as all that can still be the answer fits in memory, 
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from math import prod
 from typing import Any, NamedTuple
@@ -24,6 +24,7 @@ from lazyshards.progress import Bar, progress_bar
 from lazyshards.reductions.blocks import BlockPlan, Blocks, View, plan_blocks, stream
 from lazyshards.reductions.reducers import Values, may_hold_nan
 from lazyshards.reductions.running import settled, told
+from lazyshards.selection import Cell
 
 __all__ = ["find_median", "find_quantile"]
 
@@ -131,22 +132,42 @@ def _find(view: View, name: str, question: _Question, axis: int | None, keepdims
         none = question.whole(np.empty(shape, view.dtype), axis, keepdims)
         return told(none.astype(np.asarray(question.sample).dtype))
 
-    def look(layout: Layout) -> npt.NDArray[Any]:
-        plan = plan_blocks(layout, view.selection)
-        with progress_bar(
-            None, f"{name} of {title_text(layout, view.selection)}", shown=progress and is_first_rank()
-        ) as bar:
-            if scalar or plan.read.nbytes <= HELD_NBYTES:
-                whole = _read(plan, bar)
-                return question.whole(whole[0] if scalar else whole, axis, keepdims)
-            return _by_passes(plan, question, rows_only, bar)
-
-    found = settled(view, look, what=f"the {name} of {len(view.selection.rows):,} rows")
     kept = tuple([size if rows_only and i else 1 for i, size in enumerate(shape) if keepdims or (rows_only and i)])
     sample = np.asarray(question.sample)
-    if not scalar:
-        found = found.reshape(sample.shape[: sample.ndim - len(kept)] + kept)
-    return told(found.astype(sample.dtype, copy=False))
+    asked = sample.shape[: sample.ndim - len(kept)]
+
+    def look(layout: Layout) -> npt.NDArray[Any]:
+        title = f"{name} of {title_text(layout, view.selection)}"
+        with progress_bar(None, title, shown=progress and is_first_rank()) as bar:
+            found = [look_at(layout, cell, bar) for cell in cells]
+        return found[0] if scalar else np.concatenate([each.reshape(*asked, -1) for each in found], axis=-1)
+
+    def look_at(layout: Layout, cell: Cell, bar: Bar) -> npt.NDArray[Any]:
+        plan = plan_blocks(layout, replace(view.selection, cell=cell))
+        if not scalar and plan.read.nbytes > HELD_NBYTES:
+            return _by_passes(plan, question, rows_only, bar)
+        whole = _read(plan, bar)
+        return question.whole(whole[0] if scalar else whole, axis, keepdims)
+
+    cells = [view.selection.cell]
+    if rows_only:
+        # As many columns as can be held with all their rows, or counted together by the fewest bits.
+        held = HELD_NBYTES // (len(view.selection.rows) * view.dtype.itemsize)
+        counted = TABLE_NBYTES // (np.dtype(np.int64).itemsize << LEAST_BITS) // max(1, 2 * prod(asked))
+        cells = _stripes(view.selection.cell, max(1, held, counted))
+    found = settled(view, look, what=f"the {name} of {len(view.selection.rows):,} rows")
+    return told((found if scalar else found.reshape(asked + kept)).astype(sample.dtype, copy=False))
+
+
+def _stripes(cell: Cell, most: int) -> list[Cell]:
+    """Return cells of at most so many columns that make up a cell, in the order of its columns."""
+    axes = [i for i, axis in enumerate(cell) if type(axis) is range and len(axis) > 1]
+    if not axes or prod([len(axis) for axis in cell if type(axis) is range]) <= most:
+        return [cell]
+    at, axis = axes[0], cell[axes[0]]
+    assert type(axis) is range
+    parts = axis[: len(axis) // 2], axis[len(axis) // 2 :]
+    return [stripe for part in parts for stripe in _stripes((*cell[:at], part, *cell[at + 1 :]), most)]
 
 
 def _read(plan: BlockPlan, bar: Bar) -> npt.NDArray[Any]:

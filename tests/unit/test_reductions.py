@@ -114,6 +114,22 @@ def test_quantiles_of_few_wide_rows(tmp_path, monkeypatch):
     np.testing.assert_allclose(ds.quantile(parts, axis=0), np.quantile(whole, parts, axis=0), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("held", [2_000, 40_000])
+@pytest.mark.parametrize("index", [slice(None), (slice(None), slice(None), 1), (slice(None, None, -2), slice(3, 40))])
+def test_quantiles_of_many_columns_are_found_in_stripes(tmp_path, monkeypatch, held, index):
+    """Columns that are too many for one table of counts are dealt with in stripes, in their order."""
+    monkeypatch.setattr("lazyshards.reductions.quantiles.HELD_NBYTES", held)
+    monkeypatch.setattr("lazyshards.reductions.quantiles.TABLE_NBYTES", 128 * 64)
+    whole = np.random.default_rng(0).standard_normal((30, 70, 3)).astype("f4")
+    whole[4, 5, 1] = np.nan
+    write_npy_shards(tmp_path / "set", np.split(whole, [7, 19]))
+    ds, expected = open_shards(tmp_path / "set")[index], whole[index]
+    parts = [0.2, 0.5, 0.9]
+    found = ds.quantile(parts, axis=0)
+    np.testing.assert_allclose(found, np.quantile(expected, parts, axis=0), rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(ds.median(axis=0, keepdims=True), np.median(expected, axis=0, keepdims=True))
+
+
 def test_any_and_all_stop_early(tmp_path):
     """What is decided is not read to the end."""
     write_npy_shards(tmp_path / "set", [np.r_[np.zeros(500), 1, np.zeros(200_000)]])
