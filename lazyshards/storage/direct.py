@@ -19,6 +19,7 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnec
 from typing import Any, NamedTuple
 from urllib.parse import urljoin, urlsplit
 
+from lazyshards.storage.handles import open_together
 from lazyshards.storage.mounts import Mount
 from lazyshards.storage.readers import BadReplyError, Reply, ShortReplyError, host_of, http_stamp
 from lazyshards.storage.retry import PASSING_STATUS
@@ -133,7 +134,7 @@ class Connections:
         """Keep a connection for the next read."""
         with self.lock:
             self.idle.append(((scheme, authority), connection))
-            old = self.idle.pop(0)[1] if len(self.idle) > _MOST_IDLE else None
+            old = self.idle.pop(0)[1] if len(self.idle) > open_together(_MOST_IDLE) else None
         if old is not None:
             old.close()
 

@@ -12,6 +12,7 @@ from typing import Any, BinaryIO, TypeVar, cast
 from lazyshards.errors import ShardReadError
 from lazyshards.storage.base import Entry, Head, OnChange, Part, Stamp
 from lazyshards.storage.changes import report_change
+from lazyshards.storage.handles import open_together
 from lazyshards.storage.listing import find_entries
 from lazyshards.storage.mounts import Mount, find_mount, parse_name, stamp_of
 from lazyshards.storage.ranges import Request, coalesce
@@ -92,7 +93,7 @@ class FsspecStorage:
         # Of no bytes there is no range to ask for: of one, the answer tells the stamp as well.
         requests = [Request(path, _NO_STAMP, 0, max(1, nbytes), ()) for path in paths]
         heads = []
-        for answer in self._send(requests, _HEADS_AT_A_TIME, heads=True):
+        for answer in self._send(requests, open_together(_HEADS_AT_A_TIME), heads=True):
             if isinstance(answer, Reply):
                 heads.append(Head(bytes(answer.data[:nbytes]), answer.stamp or _NO_STAMP))
             else:
@@ -205,7 +206,8 @@ class FsspecStorage:
         """Send all requests; return the answers in their order, or raise the first error, naming the file."""
         replies = []
         failed: tuple[str, BaseException] | None = None
-        for request, answer in zip(requests, self._send(requests, self.concurrency, heads=False), strict=True):
+        answers = self._send(requests, open_together(self.concurrency), heads=False)
+        for request, answer in zip(requests, answers, strict=True):
             if isinstance(answer, Reply):
                 replies.append(answer)
             elif failed is None or failed[1] is NOT_READ:

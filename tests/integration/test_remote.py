@@ -1135,3 +1135,20 @@ def test_a_silent_s3():
         with pytest.raises(ShardReadError, match=r"s3://lake/set' cannot be listed"):
             storage.find("s3://lake/set")
         assert time.monotonic() - start < 4
+
+
+FEW_HANDLES = """
+    import os, resource, sys
+    import numpy as np, lazyshards
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+    ds = lazyshards.open_shards([f"{sys.argv[1]}/shard_{i}.npy" for i in range(150)], engine="numpy")
+    print(np.array_equal(ds.compute(), np.arange(300.0)), len(os.listdir("/proc/self/fd")) < 48)
+    order = np.random.default_rng(0).permutation(300)
+    print(np.array_equal(ds[order].compute(), order), len(os.listdir("/proc/self/fd")) < 48)
+"""
+
+
+def test_more_shards_than_open_connections(http, child):
+    """Connections take a part of the handles that the process may have, and leave some to others."""
+    http.files = {f"/shard_{i}.npy": npy_bytes(np.arange(2.0 * i, 2.0 * i + 2)) for i in range(150)}
+    assert child(FEW_HANDLES, http.url).split() == ["True"] * 4
