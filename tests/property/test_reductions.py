@@ -191,7 +191,9 @@ def test_variances(opened, name, data):
         ddof = data.draw(st.sampled_from((0, 1, 2, 0.5)), label="ddof")
         options = {"axis": axis, "keepdims": data.draw(st.booleans(), label="keepdims"), "ddof": ddof}
         own = quietly(lambda: getattr(np, name)(array, **options))
-        precise = quietly(lambda: getattr(np, name)(wide(array), **options))
+        # Of integers NumPy looks for no NaN, and divides by nothing in the way of var.
+        alike = name if array.dtype.kind in "fc" else name.removeprefix("nan")
+        precise = quietly(lambda: getattr(np, alike)(wide(array), **options))
         found = quietly(lambda: getattr(ds, name)(**options))
         finite = wide(array)[np.isfinite(wide(array))]
         most = np.abs(finite).max() if finite.size else 0.0

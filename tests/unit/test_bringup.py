@@ -272,8 +272,8 @@ def test_interrupt_is_a_keyboard_interrupt():
         from lazyshards.engines import bringup
         bringup.start()
         import cupynumeric
-        print("waiting", flush=True)
         try:
+            print("waiting", flush=True)
             time.sleep(60)
         except KeyboardInterrupt:
             print("interrupted", float(cupynumeric.ones(10).sum()))
