@@ -1,6 +1,7 @@
 """Fixtures of all tests: the engines that are here, and shards to read with them.
 
 ``LAZYSHARDS_REQUIRE_ENGINES=numpy,legate`` makes a missing engine a failure where it would be a skip.
+``HYPOTHESIS_PROFILE=random`` draws other examples in each run than the fixed ones, to look for what they do not show.
 """
 
 import importlib.util
@@ -10,11 +11,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import settings
 
 from lazyshards import open_shards
 from lazyshards.engines import bringup, find_engine
 from lazyshards.errors import EngineUnavailableError
 from lazyshards.testing import example_array, write_npy_shards
+
+settings.register_profile("fixed", derandomize=True)
+settings.register_profile("random")
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 ENGINES = ("numpy", "cupy", "legate")
 REQUIRED = {name.strip() for name in os.environ.get("LAZYSHARDS_REQUIRE_ENGINES", "").split(",")} - {""}

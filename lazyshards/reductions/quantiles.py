@@ -135,6 +135,8 @@ def _find(view: View, name: str, question: _Question, axis: int | None, keepdims
     kept = tuple([size if rows_only and i else 1 for i, size in enumerate(shape) if keepdims or (rows_only and i)])
     sample = np.asarray(question.sample)
     asked = sample.shape[: sample.ndim - len(kept)]
+    if not scalar and 0 in asked:
+        return told(np.empty(asked + kept, sample.dtype))
 
     def look(layout: Layout) -> npt.NDArray[Any]:
         title = f"{name} of {title_text(layout, view.selection)}"
