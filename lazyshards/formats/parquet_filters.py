@@ -3,7 +3,6 @@
 The comparisons are pyarrow's own throughout, of the statistics as of the values, so that both agree in every type.
 """
 
-import io
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ import numpy.typing as npt
 
 from lazyshards.errors import ShardReadError
 from lazyshards.formats.parquet_footers import Footer, first_line, load_footer, load_pyarrow
+from lazyshards.formats.parquet_rows import ShardFile
 from lazyshards.formats.parquet_thrift import Chunk, count_values
 from lazyshards.layout import Shard
 from lazyshards.storage.base import Part, Storage
@@ -90,7 +90,7 @@ def find_rows(shard: Shard, footer_nbytes: int, filters: Filters, storage: Stora
             groups = _left(footer, counts, filters)
         if not groups:
             return np.empty(0, np.int64)
-        source = pa.PythonFile(_Bytes(shard, storage), "r")
+        source = pa.PythonFile(ShardFile(shard, storage), "r")
         found = []
         with pa.parquet.ParquetFile(
             source, metadata=footer.metadata, pre_buffer=False, page_checksum_verification=True
@@ -134,39 +134,6 @@ def _check_columns(shard: Shard, footer: Footer, names: Sequence[str]) -> None:
                 f"filters= names the column {name!r}, which is {fields[name].type} in {shard.path!r}; expected one "
                 "value a row"
             )
-
-
-class _Bytes(io.RawIOBase):
-    """A file whose bytes are fetched as they are asked for, and whose stamp is compared each time."""
-
-    def __init__(self, shard: Shard, storage: Storage) -> None:
-        super().__init__()
-        self._shard = shard
-        self._storage = storage
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        self._at = offset + (0, self._at, self._shard.stamp.size)[whence]
-        return self._at
-
-    def read(self, nbytes: int | None = -1) -> Any:
-        """Return the next bytes."""
-        left = max(0, self._shard.stamp.size - self._at)
-        nbytes = left if nbytes is None or nbytes < 0 else min(nbytes, left)
-        buffer = np.empty(nbytes, np.uint8).data
-        if nbytes:
-            self._storage.fetch_into([Part(self._shard.path, self._shard.stamp, self._at, buffer)])
-        self._at += nbytes
-        return buffer
 
 
 # What a footer tells ---------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from lazyshards.layout import Shard
 from lazyshards.selection import Cell
 from lazyshards.storage.base import Part, Storage
 
-__all__ = ["Request", "read_group"]
+__all__ = ["Request", "ShardFile", "read_group"]
 
 _WINDOW_NBYTES = 8 << 20
 """Bytes of a row group that are held, or as many as the storage fetches together: of a larger one, so many columns at a
@@ -82,18 +82,52 @@ class _Pass(NamedTuple):
     """Whether nothing else is."""
 
 
-class _Window(io.RawIOBase):
+class ShardFile(io.RawIOBase):
+    """A file whose bytes are fetched as they are asked for, and whose stamp is compared each time."""
+
+    def __init__(self, shard: Shard, storage: Storage) -> None:
+        super().__init__()
+        self._shard = shard
+        self._storage = storage
+        self._at = 0
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def tell(self) -> int:
+        """Return the byte that is read next."""
+        return self._at
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """Go to a byte, and return which it is."""
+        self._at = offset + (0, self._at, self._shard.stamp.size)[whence]
+        return self._at
+
+    def read(self, nbytes: int | None = -1) -> Any:
+        """Return the next bytes."""
+        left = max(0, self._shard.stamp.size - self._at)
+        nbytes = left if nbytes is None or nbytes < 0 else min(nbytes, left)
+        buffer = np.empty(nbytes, np.uint8).data
+        if nbytes:
+            self._storage.fetch_into([Part(self._shard.path, self._shard.stamp, self._at, buffer)])
+        self._at += nbytes
+        return buffer
+
+
+class _Window(ShardFile):
     """A file as pyarrow is shown it: runs of bytes, fetched together before if they are few, else when asked for.
 
     Where pages are skipped, those that are wanted are shown in the place of the first.
     """
 
     def __init__(self, shard: Shard, storage: Storage, runs: Sequence[_Run], scratch: Scratch, *, exact: bool) -> None:
-        super().__init__()
-        self._shard = shard
-        self._storage = storage
+        super().__init__(shard, storage)
         self._exact = exact
-        self._at = 0
         self._runs = sorted(runs)
         self._shown = [run.shown for run in self._runs]
         self.is_held = sum([run.nbytes for run in runs]) <= _window_nbytes(storage)
@@ -108,19 +142,6 @@ class _Window(io.RawIOBase):
                 wanted.append((start, room[at : at + stop - start]))
                 at += stop - start
         self._fetch(wanted)
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        self._at = offset + (0, self._at, self._shard.stamp.size)[whence]
-        return self._at
 
     def read(self, nbytes: int | None = -1) -> Any:
         """Return the next bytes; any buffer, which pyarrow does not copy."""
