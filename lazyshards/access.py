@@ -21,6 +21,7 @@ from lazyshards.storage.memory import MemoryStorage
 __all__ = [
     "Access",
     "Index",
+    "Reads",
     "Target",
     "accesses",
     "count_reads",
@@ -338,7 +339,20 @@ def is_gathered(rows: Rows, layout: Layout, cell: Cell) -> TypeGuard[npt.NDArray
     )
 
 
-def count_reads(rows: Rows, layout: Layout, cell: Cell) -> tuple[int, int, int]:
+class Reads(NamedTuple):
+    """What filling one tile takes."""
+
+    requests: int
+    """Reads."""
+    nbytes: int
+    """Bytes read; of encoded rows, once decoded."""
+    scratch: int
+    """Most bytes besides the tile at a time."""
+    file_nbytes: int
+    """Bytes of the files: of encoded rows as they are stored, by the mean of their file where that is known."""
+
+
+def count_reads(rows: Rows, layout: Layout, cell: Cell) -> Reads:
     """Return the reads, the bytes read, and the most scratch bytes at a time, of one tile holding ``rows``.
 
     Parameters
@@ -355,26 +369,33 @@ def count_reads(rows: Rows, layout: Layout, cell: Cell) -> tuple[int, int, int]:
         most = max(pieces, default=0) * sum(_mapped_nbytes(layout, step))
         if is_in_place(layout, step):
             most = min(most, NARROW_NBYTES)
-        return sum(c[0] for c in counts), sum(c[1] for c in counts), most + max([c[2] for c in counts], default=0)
+        return Reads(
+            sum([each.requests for each in counts]),
+            sum([each.nbytes for each in counts]),
+            most + max([each.scratch for each in counts], default=0),
+            sum([each.file_nbytes for each in counts]),
+        )
     if is_kept(layout):
         each = prod([len(axis) for axis in cell if type(axis) is range])
-        itemsize = (layout.dtype if layout.stored is None else layout.stored).itemsize
-        staged = 0 if isinstance(rows, range) else min(len(rows) * each * itemsize, max(WIDE_NBYTES, each * itemsize))
-        return int(len(rows) > 0), len(rows) * each * itemsize, staged
+        nbytes = len(rows) * each * (layout.dtype if layout.stored is None else layout.stored).itemsize
+        block = max(WIDE_NBYTES, nbytes // max(1, len(rows)))
+        return Reads(int(len(rows) > 0), nbytes, 0 if isinstance(rows, range) else min(nbytes, block), nbytes)
     if is_gathered(rows, layout, cell):
         once = len(np.unique(rows))
-        return once, once * layout.row_nbytes, 3 * rows.nbytes
-    requests = nbytes = scratch = 0
+        return Reads(once, once * layout.row_nbytes, 3 * rows.nbytes, once * layout.row_nbytes)
+    requests = nbytes = scratch = file_nbytes = 0
     columns = prod([len(axis) for axis in cell if type(axis) is range])
     most_step = max([step.itemsize for step in layout.steps], default=0)
     shards = layout.shards
     for segment in layout.segments(rows):
         shard = shards[segment.shard]
         reads_each = columns if type(shard.source) is Planes else 1
+        whole = shard.coded_nbytes
         for access in accesses(shard, segment, layout, cell, True):
             size = prod(access.shape) * shard.dtype.itemsize
             requests += reads_each
             nbytes += size
+            file_nbytes += size if whole is None else whole * access.shape[0] // shard.rows
             if access.source is not None:
                 scratch = max(scratch, size + most_step * prod(access.shape))
-    return requests, nbytes, scratch
+    return Reads(requests, nbytes, scratch, file_nbytes)

@@ -1,7 +1,7 @@
 """Batches that are being read ahead: begun in order, small ones several at a time, and handed out in order."""
 
 from collections import deque
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from itertools import pairwise
 from typing import Any, Protocol, TypeAlias
 
@@ -140,11 +140,20 @@ class ReadAhead:
         self._ahead: deque[tuple[int, int, _Group]] = deque()
 
     def take(self) -> tuple[int, Batch]:
-        """Return the position at which the next batch ends, and the batch; nothing of it is kept."""
-        self._begin()
-        self._is_first = False
+        """Return the position at which the next batch ends, and the batch; nothing of it is kept.
+
+        The first one is read alone, since it is waited for. What is read at once delays the batch in hand: so those
+        after it are begun now only if they are read elsewhere.
+        """
+        self._begin(1 if self._is_first else 1 + self._prefetch)
         start, stop, group = self._ahead.popleft()
-        return stop, group.take(start, stop)
+        is_waited_for = self._is_first and not group.is_done
+        batch = group.take(start, stop)
+        self._is_first = False
+        if is_waited_for:
+            with suppress(LazyShardsError):  # it belongs to a later batch, and is raised when that is asked for
+                self._begin(self._prefetch)
+        return stop, batch
 
     def close(self) -> None:
         """Give up all that is being read; returns when nothing is any more."""
@@ -152,9 +161,9 @@ class ReadAhead:
             group.cancel()
         self._ahead.clear()
 
-    def _begin(self) -> None:
-        """Begin to read until there is as much ahead as there may be."""
-        while self._asked < self._stop and len(self._ahead) <= self._prefetch:
+    def _begin(self, count: int) -> None:
+        """Begin to read until there are so many batches ahead."""
+        while self._asked < self._stop and len(self._ahead) < count:
             start, stop = self._asked, min(self._asked + self._together * self._batch_size, self._stop)
             cuts = [*range(start, stop, self._batch_size), stop]
             try:
@@ -169,8 +178,6 @@ class ReadAhead:
             self._ahead.extend((a, b, group) for a, b in pairwise(cuts))
             self._asked = stop
             self._together = min(self._most, _GROWTH * self._together)
-            if self._is_first and group.is_done:
-                return  # it was read at once: so it need not wait for those after it
 
 
 class _Group:

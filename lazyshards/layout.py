@@ -111,6 +111,17 @@ class Shard(NamedTuple):
     source: Source
     """Where the rows lie in it."""
 
+    @property
+    def coded_nbytes(self) -> int | None:
+        """Bytes of the file, if its rows are encoded; None if not, or if it is a store, or holds several shards.
+
+        What a shard takes of those would have to be looked up piece by piece.
+        """
+        if type(self.source) is not Decoded:
+            return None
+        detail = self.source.detail
+        return None if getattr(detail, "path", "") or getattr(detail, "folder", "") else self.stamp.size
+
 
 class Segment(NamedTuple):
     """The rows of one shard that one request needs, and where they land."""

@@ -8,12 +8,12 @@ import numpy as np
 import numpy.typing as npt
 
 from lazyshards import display
-from lazyshards.access import count_reads
+from lazyshards.access import Reads, count_reads
 from lazyshards.errors import CapacityError
 from lazyshards.layout import Layout
 from lazyshards.selection import Cell, Rows, Selection
 from lazyshards.stages import stages_of, stored_nbytes
-from lazyshards.tiling import align_tile_rows
+from lazyshards.tiling import align_tile_rows, deal_tile_rows
 
 __all__ = ["Capacity", "ReadPlan", "compile_plan"]
 
@@ -31,6 +31,8 @@ class Capacity:
     """Most bytes of one tile; None if tiles may be of any size."""
     result_nbytes: int | None = None
     """Most bytes of a result now; None if the operating system decides."""
+    takes_next: bool = False
+    """Whether a worker that is done takes the next tile, whichever that is."""
     ships: bool = True
     """Whether plans travel to the workers, so that their layout should be as small as can be."""
 
@@ -52,6 +54,8 @@ class ReadPlan:
     """Shape of one row of the result."""
     tile_rows: int
     """Rows of each tile but the last, which may be shorter."""
+    piece_rows: int | None = None
+    """Rows of the pieces in which a leaf shares its tile with the other threads of its process; None if it does not."""
 
     def __repr__(self) -> str:
         tiles = f"{self.tile_count:,} tile{'s' * (self.tile_count != 1)} of up to {self.tile_rows:,} rows"
@@ -99,15 +103,15 @@ class ReadPlan:
         return sum(1 for _ in self.layout.segments(self.rows))
 
     @cached_property
-    def tile_reads(self) -> list[tuple[int, int, int]]:
-        """Requests, bytes read and scratch bytes of each tile."""
+    def tile_reads(self) -> list[Reads]:
+        """Requests, bytes read, scratch bytes and bytes of the files of each tile."""
         return [count_reads(self.rows[tile], self.layout, self.cell) for tile in self.tiles]
 
     @cached_property
     def _reads(self) -> tuple[int, int, int]:
         if not self.tile_reads:
             return 0, 0, 0
-        requests, nbytes, scratch = zip(*self.tile_reads, strict=True)
+        requests, nbytes, scratch, _ = zip(*self.tile_reads, strict=True)
         return sum(requests), sum(nbytes), max(scratch)
 
     @property
@@ -163,26 +167,29 @@ class ReadPlan:
         return self._reads[2]
 
     def loads(self, workers: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return the bytes and the requests that each of ``workers`` processors reads, if tiles are dealt in blocks.
+        """Return the bytes of files and the requests that each of ``workers`` processors reads, tiles dealt in blocks.
 
-        Legate deals them so, over the ranks and within each; a rank's share is the sum over its processors.
+        Legate deals them so, over the ranks and within each; a rank's share is the sum over its processors. Encoded
+        rows count as they are stored, by the mean of their file; those of a store, or of a file that holds several
+        shards, once decoded, since opening does not look up what each takes.
         """
         tiles = len(self.tile_reads)
-        counts = np.array(self.tile_reads, np.int64).reshape(tiles, 3)
         holder = np.arange(tiles) * workers // max(1, tiles)
         nbytes, requests = np.zeros(workers, np.int64), np.zeros(workers, np.int64)
-        np.add.at(nbytes, holder, counts[:, 1])
-        np.add.at(requests, holder, counts[:, 0])
+        np.add.at(nbytes, holder, [reads.file_nbytes for reads in self.tile_reads])
+        np.add.at(requests, holder, [reads.requests for reads in self.tile_reads])
         return nbytes, requests
 
     def skew(self, workers: int) -> float:
-        """Return how much longer the busiest processor reads than the mean one, by bytes: 1 if all read as much."""
+        """Return how much more the busiest processor reads of the files than the mean one: 1 if all read as much."""
         nbytes, _ = self.loads(workers)
         return float(nbytes.max() / nbytes.mean()) if nbytes.any() else 1.0
 
     def peak_nbytes(self, workers: int) -> int:
         """Return the most bytes that the result and the scratch of ``workers`` leaves take together."""
-        return self.nbytes + min(workers, max(1, self.tile_count)) * self.scratch_nbytes
+        leaves = min(workers, max(1, self.tile_count))
+        helpers = 0 if self.piece_rows is None else workers
+        return self.nbytes + (leaves + helpers) * self.scratch_nbytes
 
 
 def compile_plan(
@@ -197,7 +204,8 @@ def compile_plan(
     capacity : Capacity
         Of the engine that will run the plan.
     tiles_per_processor : int, optional
-        Tiles for each processor; default 1. Small requests are one tile unless this is given.
+        Tiles for each processor. By default small requests are one tile, and larger ones one for each processor; more,
+        where shards differ in what they cost and the engine deals tiles as processors get free.
 
     Raises
     ------
@@ -229,5 +237,12 @@ def compile_plan(
     if capacity.tile_nbytes is not None and row_nbytes:
         most = max(1, capacity.tile_nbytes // row_nbytes)
         tile_rows = min(tile_rows, most)
-    tile_rows = align_tile_rows(rows, narrowed, tile_rows, most)
-    return ReadPlan(narrowed, rows, selection.cell, cell_shape, tile_rows)
+    aligned = align_tile_rows(rows, narrowed, tile_rows, most)
+    pieces = None
+    if tiles_per_processor is None and tiles > 1:
+        smaller = deal_tile_rows(rows, narrowed, aligned)
+        if capacity.takes_next:
+            aligned = smaller
+        elif smaller < aligned:
+            pieces = smaller
+    return ReadPlan(narrowed, rows, selection.cell, cell_shape, aligned, pieces)

@@ -6,7 +6,7 @@ from itertools import accumulate
 from lazyshards.layout import Decoded, Layout
 from lazyshards.selection import Rows
 
-__all__ = ["align_tile_rows"]
+__all__ = ["align_tile_rows", "deal_tile_rows"]
 
 _MOST_TILES = 64
 """Tiles up to which it is tried: of more, each holds fewer rows, and their borders seldom fall together."""
@@ -14,6 +14,14 @@ _MOST_TRIED = 64
 """Sizes of a tile that are compared at most."""
 _MOST_LONGER = 8
 """A tile may be longer by one part in so many; what the others wait for it has to be less than what is saved."""
+_MOST_WEIGHED = 4096
+"""Shards of which it is asked whether they cost the same."""
+_UNEVEN = 1.5
+"""How many times more bytes of a file a row of one shard takes than that of another, for them to differ."""
+_DEALT = 4
+"""Smaller tiles out of one, where they are dealt as workers get free: the last is waited for a quarter as long."""
+_MOST_TWICE = 8
+"""One part in so many of the rows may be decoded twice for it."""
 
 
 def align_tile_rows(rows: Rows, layout: Layout, tile_rows: int, most: int) -> int:
@@ -46,6 +54,62 @@ def align_tile_rows(rows: Rows, layout: Layout, tile_rows: int, most: int) -> in
         if len(tried) > _MOST_TRIED:
             return tile_rows  # blocks so small that little is decoded twice
     return min(tried, key=lambda size: (_decoded(places, len(rows), size), size))
+
+
+def deal_tile_rows(rows: Rows, layout: Layout, tile_rows: int) -> int:
+    """Return the size of what workers take one after the other, whoever is free: less than a tile, if work is uneven.
+
+    Where some shards are encoded and not all alike, as many rows are not as much work.
+
+    Parameters
+    ----------
+    rows : range or ndarray of int64
+        Rows of the layout; an array of them is taken to come from everywhere.
+    layout : Layout
+        Narrowed to the shards that the rows touch.
+    tile_rows : int
+        Rows of a tile if each worker has one.
+    """
+    if not isinstance(rows, range) or not _differ_in_cost(layout):
+        return tile_rows
+    smaller = align_tile_rows(rows, layout, -(-tile_rows // _DEALT), tile_rows)
+    return tile_rows if _decoded_twice(rows, layout, smaller) * _MOST_TWICE > len(rows) else smaller
+
+
+def _differ_in_cost(layout: Layout) -> bool:
+    """Return whether some shards are encoded, and rows of some take more bytes of their file than those of others."""
+    if not layout.sources or not 1 < len(layout) <= _MOST_WEIGHED:
+        return False
+    costs = []
+    for shard in layout.shards:
+        if shard.rows:
+            coded = shard.coded_nbytes
+            if coded is None and isinstance(shard.source, Decoded):
+                return False  # nobody knows
+            costs.append(0.0 if coded is None else coded / shard.rows)
+    return max(costs, default=0.0) > _UNEVEN * min(costs, default=0.0)
+
+
+def _decoded_twice(rows: range, layout: Layout, size: int) -> int:
+    """Return the rows of the blocks in which a tile ends and another begins, so that both decode them."""
+    count = 0
+    for end in range(size, len(rows), size):
+        first, last = _block_of(rows[end], layout)
+        if first <= rows[end - 1] < last:
+            count += last - first
+    return count // abs(rows.step)
+
+
+def _block_of(row: int, layout: Layout) -> tuple[int, int]:
+    """Return the rows of the block that a row is decoded with; none if it is not."""
+    shard = layout.shard_of(row)
+    source = layout.sources.get(shard)
+    if not isinstance(source, Decoded):
+        return row, row
+    start, stop = layout.start_stop(shard)
+    edges = (*(source.edges or (0,)), stop - start)
+    after = bisect_right(edges, row - start)
+    return start + edges[after - 1], start + edges[after]
 
 
 def _lies_in_blocks(layout: Layout, most: int) -> bool:

@@ -72,8 +72,8 @@ class Plan(Protocol):
         ...
 
     @property
-    def tile_reads(self) -> list[tuple[int, int, int]]:
-        """Requests, bytes and scratch of each tile."""
+    def tile_reads(self) -> Sequence[tuple[int, int, int, int]]:
+        """Requests, bytes, scratch and bytes of the files of each tile."""
         ...
 
     @property

@@ -31,7 +31,7 @@ from lazyshards.engines import bringup, hugepages, ranks
 from lazyshards.engines.collector import collect_if_due, collector_off
 from lazyshards.engines.dtypes import why_not_legate
 from lazyshards.engines.ledger import Ledger, find_pool
-from lazyshards.engines.threads import PendingArray, ThreadEngine
+from lazyshards.engines.threads import PendingArray, ThreadEngine, fill_together
 from lazyshards.errors import EngineError, ShardChangedWarning
 from lazyshards.layout import Layout
 from lazyshards.leaf import fill
@@ -213,7 +213,12 @@ class LegateEngine:
     def adopt(self, array: np.ndarray[Any, np.dtype[np.generic]]) -> Any:
         """Return a NumPy array that nobody else holds as a cuPyNumeric one."""
         result = _attach(array)
-        self._take(result, array.nbytes, _memory_of(as_logical_array(result).data))
+        ledger = self._ledger
+        if ledger is not None:
+            number = ledger.add(array.nbytes, _memory_of(as_logical_array(result).data))
+            # Legate holds the memory for as long as any view of the result does, and lets go of it in time.
+            holder = array if array.base is None else array.base
+            weakref.finalize(holder, ledger.free, number).atexit = False
         return result
 
     def place(self, number: int, address: int) -> None:
@@ -481,17 +486,18 @@ def _raise_failure(table: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
 def _encode(plan: ReadPlan) -> str:
     """Return what the leaves need of the plan, as text that travels with the launch."""
     rows = None if _gathers(plan) else plan.rows
-    data = pickle.dumps((plan.layout, rows, plan.cell, plan.tile_rows), protocol=pickle.HIGHEST_PROTOCOL)
+    needed = (plan.layout, rows, plan.cell, plan.tile_rows, plan.piece_rows)
+    data = pickle.dumps(needed, protocol=pickle.HIGHEST_PROTOCOL)
     if len(data) <= _PLAIN_NBYTES:
         return "=" + base64.b64encode(data).decode()
     return "z" + base64.b64encode(zlib.compress(data, 1)).decode()
 
 
 @functools.lru_cache(maxsize=4)
-def _decode(text: str) -> tuple[Layout, Rows | None, Cell, int]:
+def _decode(text: str) -> tuple[Layout, Rows | None, Cell, int, int | None]:
     """Return what `_encode` was given; decoded once for all tiles of a launch that run in this process."""
     data = base64.b64decode(text[1:])
-    decoded: tuple[Layout, Rows | None, Cell, int]
+    decoded: tuple[Layout, Rows | None, Cell, int, int | None]
     decoded = pickle.loads(zlib.decompress(data) if text[0] == "z" else data)  # noqa: S301  # our own text
     return decoded
 
@@ -520,7 +526,7 @@ def _run_leaf(
     changes: list[str] = []
     address = count = 0
     try:
-        layout, rows, cell, tile_rows = _decode(text)
+        layout, rows, cell, tile_rows, piece_rows = _decode(text)
         if wanted is not None:
             tile: Rows = np.array(_to_host(wanted, on_gpu), np.int64)
         else:
@@ -538,7 +544,10 @@ def _run_leaf(
                 view = np.asarray(out)
                 address = view.ctypes.data
                 hugepages.advise(address, view.nbytes, view.nbytes * _TILES_AT_ONCE)
-                fill(view, tile, layout, cell)
+                if piece_rows is not None or ctx.get_variant_kind() == VariantCode.OMP:
+                    fill_together(view, tile, layout, cell, piece_rows)
+                else:
+                    fill(view, tile, layout, cell)
     except BaseException as exc:  # noqa: BLE001  # KeyboardInterrupt and SystemExit abort or vanish as well
         message = _describe(exc, width)
     _write_status(status, width, message or _success(address, changes), on_gpu, failed=bool(message))

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from lazyshards.engines.threads import fill_together
 from lazyshards.errors import EngineUnavailableError
 from lazyshards.layout import Layout
-from lazyshards.leaf import fill
 from lazyshards.recording import stage as recorded
 from lazyshards.selection import Cell, Rows
 
@@ -155,7 +155,10 @@ def fill_device(out: Any, rows: Rows, layout: Layout, cell: Cell, stream: int | 
             event: Sent = current.record()
             return event
 
-        stage(rows, row_shape, device.dtype, buffers, lambda block, piece: fill(block, piece, layout, cell), send)
+        def read(block: npt.NDArray[np.generic], piece: Rows) -> None:
+            fill_together(block, piece, layout, cell)
+
+        stage(rows, row_shape, device.dtype, buffers, read, send)
 
 
 def to_device(array: npt.NDArray[np.generic], out: Any) -> None:

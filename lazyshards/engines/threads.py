@@ -6,8 +6,9 @@ import mmap
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
+from functools import partial
 from math import prod
 
 import numpy as np
@@ -18,12 +19,15 @@ from lazyshards.engines.base import overlaps
 from lazyshards.engines.collector import collect_if_due, collector_off
 from lazyshards.engines.hugepages import HUGE_NBYTES
 from lazyshards.errors import EngineError
+from lazyshards.layout import Layout
 from lazyshards.leaf import fill
-from lazyshards.plan import Capacity, ReadPlan
+from lazyshards.plan import SMALL_NBYTES, Capacity, ReadPlan
 from lazyshards.progress import Progress
 from lazyshards.recording import carried, stage
+from lazyshards.selection import Cell, Rows
+from lazyshards.tiling import align_tile_rows
 
-__all__ = ["PendingArray", "ThreadEngine", "allocate", "cpu_count"]
+__all__ = ["PendingArray", "ThreadEngine", "allocate", "cpu_count", "fill_together"]
 
 _LEAST_KEPT_NBYTES, _MOST_KEPT_NBYTES, _MOST_KEPT = 64 << 10, 256 << 20, 4
 """Bytes of the least and the largest batch whose memory is used again, and how many of one size are kept."""
@@ -65,7 +69,7 @@ class ThreadEngine:
         return None
 
     def __init__(self) -> None:
-        self._capacity = Capacity(workers=cpu_count(), ships=False)
+        self._capacity = Capacity(workers=cpu_count(), takes_next=True, ships=False)
 
     def capacity(self, nbytes: int = 0) -> Capacity:
         """Return one worker for each processor, and no bound but the operating system's."""
@@ -97,15 +101,8 @@ class ThreadEngine:
         """Begin to read the plan on threads, or read it here if it is one tile and that may be."""
         out = _buffers.take(plan.shape, plan.dtype)
         if not may_block or plan.tile_count > 1:
-            return self._submit(plan, out, _pool() if may_block else _deep_pool())
-        done: Future[None] = Future()
-        try:
-            fill(out, plan.rows, plan.layout, plan.cell)
-        except Exception as exc:  # noqa: BLE001  # it is raised when the result is asked for
-            done.set_exception(exc)
-        else:
-            done.set_result(None)
-        return PendingArray(out, [done])
+            return self._submit(plan, out, _pool() if may_block else _deep_pool(), helps=True)
+        return PendingArray(out, [_filled(partial(fill, out, plan.rows, plan.layout, plan.cell))])
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
@@ -114,11 +111,54 @@ class ThreadEngine:
             yield
 
     @staticmethod
-    def _submit(plan: ReadPlan, out: npt.NDArray[np.generic], pool: ThreadPoolExecutor) -> "PendingArray":
+    def _submit(
+        plan: ReadPlan, out: npt.NDArray[np.generic], pool: ThreadPoolExecutor, *, helps: bool = False
+    ) -> "PendingArray":
         leaf = carried(fill)
-        return PendingArray(
-            out, [pool.submit(leaf, out[tile], plan.rows[tile], plan.layout, plan.cell) for tile in plan.tiles]
-        )
+        leaves = [partial(leaf, out[tile], plan.rows[tile], plan.layout, plan.cell) for tile in plan.tiles]
+        return PendingArray(out, [pool.submit(each) for each in leaves], leaves if helps else ())
+
+
+def fill_together(
+    out: npt.NDArray[np.generic], rows: Rows, layout: Layout, cell: Cell, piece_rows: int | None = None
+) -> None:
+    """Fill ``out`` as `lazyshards.leaf.fill` does, on this thread and on those of the pool.
+
+    For leaves that have more processors than the one they run on, or more work than the others. May be called on any
+    thread, those of the pool among them: who waits for a piece that no thread has come to fills it himself.
+
+    Parameters
+    ----------
+    out : ndarray
+        As for `fill`.
+    rows : range or ndarray of int64
+    layout : Layout
+    cell : tuple
+    piece_rows : int, optional
+        Rows of a piece; by default as many as give each processor one, if pieces are not small.
+    """
+    if piece_rows is None:
+        most = max(1, out.nbytes // SMALL_NBYTES)
+        piece_rows = align_tile_rows(rows, layout, max(1, -(-len(rows) // min(cpu_count(), most))), max(1, len(rows)))
+    if piece_rows >= len(rows):
+        fill(out, rows, layout, cell)
+        return
+    leaf, pool = carried(fill), _pool()
+    places = [slice(start, start + piece_rows) for start in range(0, len(rows), piece_rows)]
+    leaves = [partial(leaf, out[place], rows[place], layout, cell) for place in places]
+    PendingArray(out, [pool.submit(each) for each in leaves], leaves).wait()
+
+
+def _filled(leaf: Callable[[], None]) -> "Future[None]":
+    """Run a leaf on this thread; its error is raised when the result is asked for."""
+    done: Future[None] = Future()
+    try:
+        leaf()
+    except Exception as exc:  # noqa: BLE001
+        done.set_exception(exc)
+    else:
+        done.set_result(None)
+    return done
 
 
 class PendingArray:
@@ -130,11 +170,19 @@ class PendingArray:
         What they fill.
     futures : sequence of Future
         One for each tile.
+    leaves : sequence of callable, optional
+        What fills each tile, if who waits for the array may fill those that no thread has come to.
     """
 
-    def __init__(self, out: npt.NDArray[np.generic], futures: Sequence[Future[None]]) -> None:
+    def __init__(
+        self,
+        out: npt.NDArray[np.generic],
+        futures: Sequence[Future[None]],
+        leaves: Sequence[Callable[[], None]] = (),
+    ) -> None:
         self._out = out
-        self._futures = futures
+        self._futures = list(futures)
+        self._leaves = leaves
 
     @property
     def is_done(self) -> bool:
@@ -144,13 +192,20 @@ class PendingArray:
     def result(self) -> npt.NDArray[np.generic]:
         """Wait for all tiles and return the array, or raise the first tile's error."""
         collect_if_due()
+        self.wait()
+        return self._out
+
+    def wait(self) -> None:
+        """Wait for all tiles, or raise the first one's error; then nobody writes into the array any more."""
         try:
+            for i in reversed(range(len(self._leaves))):
+                if self._futures[i].cancel():
+                    self._futures[i] = _filled(self._leaves[i])
             for future in self._futures:
                 future.result()
         except BaseException:
             self.cancel()
             raise
-        return self._out
 
     def follow(self, plan: ReadPlan, progress: Progress) -> None:
         """Call ``progress`` with the rows of each tile that is done, until all are or one failed."""

@@ -169,7 +169,7 @@ def test_counting_reads_nothing(datasets):
 
 def test_no_rows_are_no_reads(datasets):
     """A tile without rows counts nothing."""
-    assert count_reads(range(0), datasets("plain", (2,))[0]._layout, (range(2),)) == (0, 0, 0)
+    assert count_reads(range(0), datasets("plain", (2,))[0]._layout, (range(2),)) == (0, 0, 0, 0)
 
 
 @pytest.mark.parametrize(

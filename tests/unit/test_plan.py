@@ -2,11 +2,15 @@ import itertools
 import pickle
 import re
 
+import h5py
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import lazyshards
 from lazyshards.errors import CapacityError
 from lazyshards.layout import Layout, Packed, Shard
 from lazyshards.plan import SMALL_NBYTES, Capacity, ReadPlan, compile_plan
@@ -205,6 +209,79 @@ def test_skew_is_the_busiest_over_the_mean(opened):
     assert single.skew(4) == 4
     nothing = compile_plan(ds._layout, ds[:0]._selection, Capacity(workers=2))
     assert nothing.skew(2) == 1
+
+
+@pytest.mark.parametrize("suffix", ["h5", "npz", "parquet"])
+def test_skew_counts_encoded_rows_as_they_are_stored(tmp_path, suffix):
+    """Where one half is noise and the other zeros, who decodes the zeros reads next to nothing of the files."""
+    noise = np.random.default_rng(0).random((4_000, 64))
+    for i, values in enumerate([noise, np.zeros_like(noise)]):
+        if suffix == "h5":
+            with h5py.File(tmp_path / f"{i}.h5", "w") as file:
+                file.create_dataset("data", data=values, chunks=(500, 64), compression="gzip")
+        elif suffix == "npz":
+            np.savez_compressed(tmp_path / f"{i}.npz", values)
+        else:
+            table = pa.table({f"c{k:02d}": values[:, k] for k in range(64)})
+            pq.write_table(table, tmp_path / f"{i}.parquet", compression="zstd")
+    ds = lazyshards.open_shards(tmp_path, engine="numpy")
+    plan = compile_plan(ds._layout, ds._selection, Capacity(workers=2))
+    nbytes, _ = plan.loads(2)
+    assert nbytes.tolist() == [path.stat().st_size for path in sorted(tmp_path.iterdir())]
+    assert plan.skew(2) > 1.9
+    assert plan.bytes_read == ds.nbytes
+
+
+def write_gzipped(path, values):
+    """Write a file of one gzipped dataset, in chunks of 500 rows."""
+    with h5py.File(path, "w") as file:
+        file.create_dataset("data", data=values, chunks=(500, *values.shape[1:]), compression="gzip")
+
+
+@pytest.mark.parametrize(("noisy", "tiles"), [((0, 1), 8), ((0, 1, 2, 3), 2), ((), 2)])
+def test_uneven_cost_makes_more_tiles_where_they_are_dealt(tmp_path, noisy, tiles):
+    """A processor that is done with cheap shards takes tiles of dear ones; shards that cost the same are not cut."""
+    for i in range(4):
+        values = np.random.default_rng(i).random((4_000, 64)) if i in noisy else np.zeros((4_000, 64))
+        write_gzipped(tmp_path / f"{i}.h5", values)
+    ds = lazyshards.open_shards(tmp_path, engine="numpy")
+    dealt, dealing = Capacity(2), Capacity(2, takes_next=True)
+    plan = compile_plan(ds._layout, ds._selection, dealing)
+    assert plan.tile_count == tiles
+    assert plan.bytes_read == ds.nbytes  # no chunk is decoded twice
+    assert compile_plan(ds._layout, ds._selection, dealt).tile_count == 2
+    assert compile_plan(ds._layout, ds._selection, dealing, tiles_per_processor=1).tile_count == 2
+    assert compile_plan(ds._layout, ds[:100]._selection, dealing).tile_count == 1
+    np.testing.assert_array_equal(ds.compute(), ds.compute(tiles_per_processor=1))
+
+
+def test_encoded_beside_plain_shards_are_dealt(tmp_path):
+    """Plain shards joined with encoded ones are read while those are decoded."""
+    write_gzipped(tmp_path / "a.h5", np.zeros((4_000, 64)))
+    np.save(tmp_path / "b.npy", np.zeros((4_000, 64)))
+    a, b = [lazyshards.open_shards(tmp_path / name, engine="numpy") for name in ("a.h5", "b.npy")]
+    both, dealing = lazyshards.concat([a, b]), Capacity(2, takes_next=True)
+    assert compile_plan(both._layout, both._selection, dealing).tile_count == 8
+    assert compile_plan(both._layout, both[::-2]._selection, dealing).tile_count == 8
+    assert compile_plan(b._layout, b._selection, dealing).tile_count == 2
+
+
+def test_what_is_decoded_from_its_start_is_not_cut_for_evenness(tmp_path):
+    """A deflated member is one block: each tile that begins within it would decode what comes before."""
+    for i, values in enumerate([np.random.default_rng(0).random((4_000, 64)), np.zeros((4_000, 64))]):
+        np.savez_compressed(tmp_path / f"{i}.npz", values)
+    ds = lazyshards.open_shards(tmp_path, engine="numpy")
+    assert compile_plan(ds._layout, ds._selection, Capacity(2, takes_next=True)).tile_count == 2
+
+
+def test_skew_of_shards_that_share_a_file_counts_decoded_bytes(tmp_path):
+    """What each of several encoded datasets takes of its file is not looked up: they count once decoded."""
+    with h5py.File(tmp_path / "all.h5", "w") as file:
+        for i in range(2):
+            file.create_dataset(f"data/{i}", data=np.zeros((4_000, 64)), chunks=(500, 64), compression="gzip")
+    ds = lazyshards.open_shards(tmp_path / "all.h5", dataset="data/*", engine="numpy")
+    plan = compile_plan(ds._layout, ds._selection, Capacity(workers=2))
+    assert plan.loads(2)[0].tolist() == [ds.nbytes // 2] * 2
 
 
 def test_repr_is_one_line(opened):

@@ -1,0 +1,134 @@
+"""Leaves that share their tile with the other threads of their process."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import h5py
+import numpy as np
+import pytest
+
+import lazyshards
+from lazyshards.engines import threads
+from lazyshards.engines.threads import fill_together
+from lazyshards.errors import ShardReadError
+from lazyshards.plan import Capacity, compile_plan
+
+
+@pytest.mark.parametrize("piece_rows", [1, 7, 50, 99, 100, 1_000, None])
+@pytest.mark.parametrize("index", [slice(None), slice(90, 10, -3), [5, 99, 5, 0]])
+def test_pieces_make_the_whole(opened, piece_rows, index):
+    """However a tile is cut, each row is where one thread would have put it."""
+    ds, whole = opened([30, 0, 50, 20])
+    plan = ds[index].plan()
+    out = np.full(plan.shape, -1, plan.dtype)
+    fill_together(out, plan.rows, plan.layout, plan.cell, piece_rows)
+    np.testing.assert_array_equal(out, whole[index])
+
+
+def plan_of_thirty_rows(folder, read):
+    """Return the plan of a dataset that a function reads."""
+    (folder / "a.bin").write_bytes(b"x")
+    options = {"rows": [30], "dtype": "f8", "row_shape": (2,), "engine": "numpy"}
+    return lazyshards.open_shards([folder / "a.bin"], reader=read, **options).plan()
+
+
+def test_several_threads_take_part(tmp_path, monkeypatch):
+    """Pieces that wait, wait at the same time: on the thread that asked, and on those of the pool."""
+    monkeypatch.setattr(threads, "_executor", ThreadPoolExecutor(2))
+    together, names = threading.Barrier(3, timeout=30), set()
+
+    def read(path, start, stop):
+        names.add(threading.current_thread().name)
+        together.wait()
+        return np.zeros((stop - start, 2))
+
+    (tmp_path / "a.bin").write_bytes(b"x")
+    ds = lazyshards.open_shards(
+        [tmp_path / "a.bin"], reader=read, rows=[30], dtype="f8", row_shape=(2,), engine="numpy"
+    )
+    plan = ds.plan()
+    fill_together(np.empty(plan.shape, plan.dtype), plan.rows, plan.layout, plan.cell, 10)
+    assert len(names) == 3
+    assert threading.current_thread().name in names
+
+
+def test_called_on_the_pool_itself_it_ends(opened, monkeypatch):
+    """Who waits for a piece that no thread has come to fills it himself, so that threads of the pool may ask, too."""
+    ds, whole = opened([400])
+    plan = ds.plan()
+    monkeypatch.setattr(threads, "_executor", ThreadPoolExecutor(1))
+    outs = [np.empty(plan.shape, plan.dtype) for _ in range(8)]
+    asked = [threads._pool().submit(fill_together, out, plan.rows, plan.layout, plan.cell, 9) for out in outs]
+    for out, future in zip(outs, asked, strict=True):
+        future.result(timeout=60)
+        np.testing.assert_array_equal(out, whole)
+
+
+def test_after_an_error_nobody_writes(tmp_path):
+    """The error of a piece is raised once no other piece is being filled any more."""
+    running = []
+
+    def read(path, start, stop):
+        if start == 0:
+            raise ShardReadError("the first piece fails")
+        running.append(start)
+        time.sleep(0.2)
+        running.remove(start)
+        return np.ones((stop - start, 2))
+
+    (tmp_path / "a.bin").write_bytes(b"x")
+    ds = lazyshards.open_shards(
+        [tmp_path / "a.bin"], reader=read, rows=[30], dtype="f8", row_shape=(2,), engine="numpy"
+    )
+    plan = ds.plan()
+    out = np.zeros(plan.shape, plan.dtype)
+    with pytest.raises(ShardReadError, match="the first piece fails"):
+        fill_together(out, plan.rows, plan.layout, plan.cell, 5)
+    assert not running
+    before = out.copy()
+    time.sleep(0.3)
+    np.testing.assert_array_equal(out, before)
+
+
+@pytest.fixture
+def uneven(tmp_path):
+    """Write gzipped shards of which the first half is noise and the rest zeros; return them and what they hold."""
+    whole = np.zeros((8_000, 64), "f4")
+    whole[:4_000] = np.random.default_rng(0).random((4_000, 64))
+    for i, part in enumerate(np.split(whole, 4)):
+        with h5py.File(tmp_path / f"{i}.h5", "w") as file:
+            file.create_dataset("data", data=part, chunks=(50, 64), compression="gzip")
+    return tmp_path, whole
+
+
+@pytest.mark.parametrize("index", [slice(None), slice(7_900, 100, -1)])
+def test_uneven_shards_on_each_engine(uneven, engine, index):
+    """Where tiles are unequal work, leaves share theirs, and the result is the same on every engine."""
+    path, whole = uneven
+    ds = lazyshards.open_shards(path, engine=engine)
+    assert compile_plan(ds._layout, ds[index]._selection, Capacity(2)).piece_rows
+    np.testing.assert_array_equal(np.asarray(ds[index].compute()), whole[index])
+
+
+def test_damage_in_a_shared_tile(uneven, engine):
+    """A damaged chunk is an error that names the shard, whichever thread came upon it, and the next compute works."""
+    path, whole = uneven
+    ds = lazyshards.open_shards(path, engine=engine, on_change="ignore")
+    with h5py.File(path / "0.h5") as file:
+        chunk = file["data"].id.get_chunk_info(20)
+    with (path / "0.h5").open("r+b") as file:
+        file.seek(chunk.byte_offset + chunk.size // 2)
+        file.write(b"\xff" * 64)
+    with pytest.raises(ShardReadError, match=r"0\.h5"):
+        ds.compute()
+    np.testing.assert_array_equal(np.asarray(ds[2_000:].compute()), whole[2_000:])
+
+
+def test_plans_that_share_count_the_helpers_scratch(uneven):
+    """The most bytes in memory count what each helping thread needs beside the leaves."""
+    path, _ = uneven
+    ds = lazyshards.open_shards(path, engine="numpy").astype("f8")
+    plan = compile_plan(ds._layout, ds._selection, Capacity(2))
+    assert plan.scratch_nbytes
+    assert plan.peak_nbytes(2) == plan.nbytes + 4 * plan.scratch_nbytes
