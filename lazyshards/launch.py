@@ -166,6 +166,8 @@ def _environment(total: int, launcher: str, path: str, environ: Mapping[str, str
         if own_mpi:
             # The wheel's libmpi.so is a linker script, by which Legate cannot tell whose MPI it is.
             wanted["LEGATE_MPI_WRAPPER"] = _MPI_WRAPPER
+        if own_mpi and launcher == "srun":
+            wanted["PMIX_MCA_psec"] = "native"  # SLURM's PMIx asks for munge first, which the wheel's lacks and says so
     if launcher == "mpirun" and os.geteuid() == 0:
         wanted["OMPI_ALLOW_RUN_AS_ROOT"] = wanted["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"
     return wanted
