@@ -10,7 +10,8 @@ BIN := $(VENV)/bin
 RUNTIME := $(VENV)/.installed-runtime
 DEV := $(VENV)/.installed-dev
 DOCS := $(VENV)/.installed-docs
-BUILD_INPUTS := pyproject.toml hatch_build.py lazyshards/_native/cudastub.c lazyshards/_native/gather.c
+BUILD_INPUTS := pyproject.toml hatch_build.py lazyshards/_native/cudastub.c lazyshards/_native/gather.c \
+	lazyshards/_native/parquet.c
 # Several ranks need wheels of their own.
 CLUSTER := .venv-cluster
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks import (
+    elementwise,
     epochs,
     first_load,
     formats_hdf5,
@@ -41,6 +42,7 @@ _BENCHMARKS = {
     "formats_tables": formats_tables.run,
     "formats_zarr": formats_zarr.run,
     "reductions": reductions.run,
+    "elementwise": elementwise.run,
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from benchmarks.epoch_loaders import (
     pool,
 )
 from benchmarks.machine import CoreUse
+from benchmarks.remote_server import Server
 from benchmarks.report import Table, Target
 
 if TYPE_CHECKING:
@@ -41,6 +43,12 @@ _SHARDS = 16
 _PATIENCE_S = 2.0
 """Seconds after which a loader that takes rows one by one is stopped: by then it is known how long a batch takes."""
 _WORKED = "lazyshards batches, with work as long as a batch takes"
+_COMPUTED = "the same, the work being NumPy's on one core"
+_ALONE = "lazyshards batches, prefetch=0"
+_ALONE_WORKED = "lazyshards batches, prefetch=0, with that work"
+_FRESH = "limit: np.take from maps that were just made, into a fresh array"
+_ADDED_MS = 40
+"""Milliseconds that storage waits before it answers a request, where reading is to wait for nothing else."""
 
 
 def _write(folder: Path, row_nbytes: int, nbytes: int) -> list[Path]:
@@ -105,13 +113,32 @@ def _cold_seconds(paths: Sequence[Path], loader: Loader, seed: int, size: tuple[
 
 def _working_seconds(paths: Sequence[Path], seed: int, size: tuple[int, int], work: float) -> float:
     """Return the seconds that a batch takes with work that leaves the cores alone, as that of a device does."""
-    running = ours(Shards.open(paths), True, seed, size[0])
+    return _worked(ours(Shards.open(paths), True, seed, size[0]), size[1], partial(time.sleep, work))
+
+
+def _worked(running: Iterator[object], count: int, work: Callable[[], object]) -> float:
+    """Return the seconds that a batch takes with work on each, the first one left out."""
     next(running)
-    count, began = 0, time.perf_counter()
-    while count < size[1] and next(running, None) is not None:
-        time.sleep(work)
-        count += 1
-    return (time.perf_counter() - began) / count
+    done, began = 0, time.perf_counter()
+    while done < count and next(running, None) is not None:
+        work()
+        done += 1
+    return (time.perf_counter() - began) / done
+
+
+def _remote_seconds(urls: Sequence[str], size: tuple[int, int], prefetch: int, work: float, computes: bool) -> float:
+    """Return the seconds that a batch from a server takes, in file order, with work of so many seconds on each."""
+    import lazyshards
+
+    square = np.ones((256, 256), np.float32)
+
+    def compute() -> None:
+        until = time.perf_counter() + work
+        while time.perf_counter() < until:
+            np.sin(square)
+
+    running = iter(lazyshards.open_shards(urls, engine="numpy").batches(size[0], prefetch=prefetch))
+    return _worked(running, size[1], compute if computes else partial(time.sleep, work))
 
 
 def _first_seconds(paths: Sequence[Path], seed: int, batch_rows: int) -> float:
@@ -122,6 +149,19 @@ def _first_seconds(paths: Sequence[Path], seed: int, batch_rows: int) -> float:
     ds[:1].compute()
     began = time.perf_counter()
     next(iter(ds.batches(batch_rows, shuffle=True, seed=seed)))
+    return time.perf_counter() - began
+
+
+def _fresh_seconds(paths: Sequence[Path], seed: int, batch_rows: int) -> float:
+    """Return the seconds to map the files and to copy rows of them, sorted by file, for the first time."""
+    rows = np.random.default_rng(seed).integers(0, Shards.open(paths).rows, batch_rows)
+    began = time.perf_counter()
+    shards = Shards.open(paths)
+    out = np.empty((batch_rows, shards.columns), np.float32)
+    at = 0
+    for shard, _, local in shards.locate(rows):
+        np.take(shards.maps[shard], local, axis=0, out=out[at : at + len(local)], mode="clip")
+        at += len(local)
     return time.perf_counter() - began
 
 
@@ -159,6 +199,8 @@ def run(options: Options) -> Iterator[Table]:
             title = f"A {order} batch of {what}, hot, where Legate runs"
             yield Table(title, "us", figures, absent, OURS, (promise,), (use.note(),))
         yield _first(paths, batch_rows, what, options.turns(7))
+        if row_nbytes == 4 << 10:
+            yield _waiting(paths, rows, options.turns(5))
 
 
 def _cold(paths: Sequence[Path], size: tuple[int, int], small: bool, what: str, turns: int) -> Table:
@@ -186,10 +228,33 @@ def _cold(paths: Sequence[Path], size: tuple[int, int], small: bool, what: str, 
     return Table(title, "us", figures, {}, POOL, targets, (use.note(),))
 
 
+def _waiting(paths: Sequence[Path], rows: int, turns: int) -> Table:
+    """Return the table of batches from storage that waits: a server on loopback that sleeps before each answer."""
+    size = (256, min(48, rows // 256 - 2))
+    what = f"{size[0]:,} rows of 4,096 bytes over HTTP from loopback, {_ADDED_MS} ms added to each request"
+    figures: dict[str, list[float]] = {name: [] for name in (OURS, _WORKED, _COMPUTED, _ALONE, _ALONE_WORKED)}
+    use = CoreUse()
+    with Server(paths[0].parent) as server:
+        server.delay(_ADDED_MS)
+        urls = [f"{server.url}/{path.name}" for path in paths]
+        for _ in range(turns):
+            took: dict[str, float] = {}
+            for name, found in figures.items():
+                ahead, worked = (0 if "prefetch=0" in name else 2), name in (_WORKED, _COMPUTED, _ALONE_WORKED)
+                work = took[OURS if ahead else _ALONE] if worked else 0.0
+                took[name] = _in_child(_remote_seconds, urls, size, ahead, work, name == _COMPUTED)
+                found.append(1e6 * took[name])
+    promise = Target(_WORKED, "at most", 1.15, (OURS,))
+    return Table(f"A batch of {what}, in order", "us", figures, {}, OURS, (promise,), (use.note(),))
+
+
 def _first(paths: Sequence[Path], batch_rows: int, what: str, turns: int) -> Table:
     """Return the table of the first batch of an epoch, hot, each in a fresh process."""
     page_cache.warm(paths)
     use = CoreUse()
-    figures = {OURS: [1e3 * _in_child(_first_seconds, paths, turn, batch_rows) for turn in range(turns)]}
-    title = f"The first shuffled batch of {what}, hot"
-    return Table(title, "ms", figures, {}, "", (Target(OURS, "at most", 5),), (use.note(),))
+    figures: dict[str, list[float]] = {OURS: [], _FRESH: []}
+    for turn in range(turns):
+        for name, seconds in ((OURS, _first_seconds), (_FRESH, _fresh_seconds)):
+            figures[name].append(1e3 * _in_child(seconds, paths, turn, batch_rows))
+    title = f"The first shuffled batch of {what}, hot, each in a new process where lazyshards and the dataset are open"
+    return Table(title, "ms", figures, {}, _FRESH, (Target(OURS, "at most", 5),), (use.note(),))

@@ -19,14 +19,18 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from pathlib import Path
 
+    from numpy.typing import NDArray
+
     from benchmarks.options import Options
 
-__all__ = ["run"]
+__all__ = ["measured", "run", "write_columns"]
 
 _COLUMNS, _SHARDS = 64, 16
 _REDUCTIONS = ("sum of all", "mean by column", "std by column", "max of all", "median of all")
 _SAMPLE_S = 0.002
 """Seconds between two looks at a worker's memory."""
+_MOST_SENT = 10_000
+"""Elements of a result that are sent to be compared."""
 _OURS, _MEMMAP, _DASK = "lazyshards numpy", "numpy on memory maps", "dask of memory maps"
 _PLAN = "the plan's number"
 
@@ -87,13 +91,14 @@ def run(options: Options) -> Iterator[Table]:
     nbytes = 256_000_000 if options.quick else 8_000_000_000
     folder = options.cache_dir / "reductions"
     try:
-        _write(folder, nbytes)
+        write_columns(folder, nbytes)
         yield from _tables(folder, nbytes, options.turns(3))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _write(folder: Path, nbytes: int) -> None:
+def write_columns(folder: Path, nbytes: int) -> None:
+    """Write float32 shards of 64 columns, of so many bytes together."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     rows = nbytes // (4 * _COLUMNS * _SHARDS)
@@ -114,10 +119,10 @@ def _tables(folder: Path, nbytes: int, turns: int) -> Iterator[Table]:
         absent: dict[str, str] = {}
         results = {}
         for _ in range(turns):
-            for peer in _PEERS:
+            for peer, make in _PEERS.items():
                 if peer in absent:
                     continue
-                took, most, result = _measured(peer, folder, name)
+                took, most, result, _ = measured(make, folder, name)
                 if result is None:
                     absent[peer] = "cannot do it without holding everything"
                     continue
@@ -136,11 +141,17 @@ def _tables(folder: Path, nbytes: int, turns: int) -> Iterator[Table]:
         yield Table(f"Anonymous memory of the {what}", "MiB", memory, absent, _PLAN, targets)
 
 
-def _measured(peer: str, folder: Path, name: str) -> tuple[float, int, object]:
-    """Return the seconds, the most anonymous memory over that before the call, and the result, of a fresh process."""
+def measured(
+    make: Callable[[Path, str], Callable[[], object] | None], folder: Path, name: str
+) -> tuple[float, int, NDArray[np.generic] | None, int]:
+    """Return what a fresh process took for what ``make`` makes there.
+
+    The seconds, the most anonymous memory over that before the call, the result, or some of its elements if they are
+    many, and its bytes.
+    """
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
-    process = context.Process(target=_serve, args=(there, peer, folder, name))
+    process = context.Process(target=_serve, args=(there, make, folder, name))
     process.start()
     there.close()
     here.recv()
@@ -148,15 +159,21 @@ def _measured(peer: str, folder: Path, name: str) -> tuple[float, int, object]:
     here.send("go")
     while not here.poll(_SAMPLE_S):
         most = max(most, status_kib(process.pid or 0, "RssAnon", "RssShmem"))
-    took, result = here.recv()
+    took, result, nbytes = here.recv()
     process.join()
-    return took, (most - before) * 1024, result
+    return took, (most - before) * 1024, result, nbytes
 
 
-def _serve(connection: Connection, peer: str, folder: Path, name: str) -> None:
-    call = _PEERS[peer](folder, name)
+def _serve(
+    connection: Connection, make: Callable[[Path, str], Callable[[], object] | None], folder: Path, name: str
+) -> None:
+    call = make(folder, name)
     connection.send("ready")
     connection.recv()
     began = time.perf_counter()
     result = None if call is None else np.asarray(call())
-    connection.send((time.perf_counter() - began, result))
+    took = time.perf_counter() - began
+    nbytes = 0 if result is None else result.nbytes
+    if result is not None and result.size > _MOST_SENT:
+        result = result.reshape(-1)[:: result.size // _MOST_SENT].copy()
+    connection.send((took, result, nbytes))

@@ -126,7 +126,7 @@ def opening(shards, ranks, latency_s=LATENCY_S, concurrency=64, store_requests_s
 
 
 def skewed(directory):
-    """Print how long reading takes whose one half must be decoded: as planned by default, and in tiles by the number."""
+    """Print how long reading takes whose one half must be decoded: as planned by default, and in tiles by number."""
     whole = np.random.default_rng(0).integers(0, 40, (16_384, 2_048)).astype("f4")
     parts = {"packed": "npy", "coded": "hdf5"}
     for name, format in parts.items():

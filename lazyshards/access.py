@@ -5,6 +5,7 @@ The same functions drive the leaf and count for the plan, so that a plan's numbe
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from math import prod
 from typing import NamedTuple, TypeAlias, TypeGuard
 
@@ -13,7 +14,7 @@ import numpy.typing as npt
 
 from lazyshards.elementwise import Elementwise
 from lazyshards.errors import ShardReadError
-from lazyshards.layout import Extent, Extents, Layout, Mapped, Packed, Planes, Segment, Shard
+from lazyshards.layout import Decoded, Extent, Extents, Layout, Mapped, Packed, Planes, Segment, Shard
 from lazyshards.selection import Block, Cell, Rows, blocks, cell_index, is_whole
 from lazyshards.storage import LocalStorage
 from lazyshards.storage.memory import MemoryStorage
@@ -41,6 +42,8 @@ DECODED_NBYTES = 16 << 20
 """Bytes of a block of decoded rows that a function is given: each block may decode again what the last one did."""
 WIDE_NBYTES = 4 << 20
 """Bytes of a staging block of columns, or of decoded rows, where each read has a price of its own."""
+PASSED_NBYTES = 16 << 10
+"""Bytes of blocks of the format without a wanted row, once decoded, that cost more than decoding another run does."""
 UNBOUNDED = 1 << 62
 """Rows that go straight to their destination are read in one piece, however many."""
 
@@ -99,17 +102,47 @@ def accesses(shard: Shard, segment: Segment, layout: Layout, cell: Cell, contigu
     # A format decodes into native byte order, so that only a cast has to be staged.
     straightly = contiguous and not planes and not layout.steps and shard.dtype.newbyteorder("=") == layout.dtype
     # Each column is a read, and each run that is decoded has a price: that of more than a few unwanted rows.
-    for block in blocks(
-        segment.local,
-        row_nbytes,
-        gap_nbytes=WIDE_NBYTES if planes else max(gap_nbytes, BLOCK_NBYTES),
-        block_nbytes=WIDE_NBYTES,
-        dense_nbytes=UNBOUNDED if straightly and type(segment.target) is slice else WIDE_NBYTES,
-    ):
-        target = _part(segment.target, block.target.start, block.target.stop)
-        straight = straightly and block.dense and type(target) is slice and target.step != -1
-        shape = (block.stop - block.start, *kept)
-        yield Access(shard.path, 0, shape, block, None if straight else (block.source,), (target,))
+    # On this machine blocks of the format that hold no wanted row are passed by; elsewhere each run would wait for one.
+    edges = source.edges if isinstance(source, Decoded) and isinstance(layout.storage, LocalStorage) else ()
+    for a, b in _runs(segment.local, edges, row_nbytes):
+        for block in blocks(
+            segment.local[a:b],
+            row_nbytes,
+            gap_nbytes=WIDE_NBYTES if planes else max(gap_nbytes, BLOCK_NBYTES),
+            block_nbytes=WIDE_NBYTES,
+            dense_nbytes=UNBOUNDED if straightly and type(segment.target) is slice else WIDE_NBYTES,
+        ):
+            target = _part(segment.target, a + block.target.start, a + block.target.stop)
+            straight = straightly and block.dense and type(target) is slice and target.step != -1
+            shape = (block.stop - block.start, *kept)
+            yield Access(shard.path, 0, shape, block, None if straight else (block.source,), (target,))
+
+
+def _runs(local: Rows, edges: Sequence[int], row_nbytes: int) -> list[tuple[int, int]]:
+    """Return places [a, b) among ascending rows, cut where blocks lie between two of them, of more than a few bytes.
+
+    Parameters
+    ----------
+    local : range or ndarray of int64
+    edges : sequence of int
+        Rows at which blocks begin, ascending; all, or some, of them.
+    row_nbytes : int
+
+    Examples
+    --------
+    >>> _runs(np.array([0, 15, 45, 59]), range(0, 100, 10), 64 << 10)
+    [(0, 2), (2, 4)]
+    """
+    if len(edges) < 3 or len(local) < 2 or (isinstance(local, range) and local.step * row_nbytes <= PASSED_NBYTES):
+        return [(0, len(local))]
+    rows = np.arange(local.start, local.stop, local.step) if isinstance(local, range) else local
+    borders = [0]
+    for i in np.flatnonzero(np.diff(rows) * row_nbytes > PASSED_NBYTES).tolist():
+        after = bisect_right(edges, rows[i])  # the block after the one that holds the row
+        before = bisect_right(edges, rows[i + 1]) - 1  # the block that holds the next row
+        if after < before and (edges[before] - edges[after]) * row_nbytes > PASSED_NBYTES:
+            borders.append(i + 1)
+    return list(pairwise([*borders, len(local)]))
 
 
 class _Row(NamedTuple):

@@ -14,8 +14,6 @@ from lazyshards.selection import Rows
 
 __all__ = ["Batch", "Pending", "ReadAhead", "Source", "most_together"]
 
-_TOGETHER_NBYTES = 1 << 20
-"""Bytes of batches that are read together: more gain little, and who keeps one batch keeps as many bytes alive."""
 _MOST_TOGETHER = 64
 """Batches that are read together at most."""
 _GROWTH = 4
@@ -53,6 +51,11 @@ class Source(Protocol):
     @property
     def row_nbytes(self) -> int:
         """Bytes of one row of a batch."""
+        ...
+
+    @property
+    def together_nbytes(self) -> int:
+        """Bytes of small batches that are read together; who keeps one of them keeps as many bytes alive."""
         ...
 
     @property
@@ -99,16 +102,16 @@ class Source(Protocol):
         ...
 
 
-def most_together(batch_size: int, row_nbytes: int) -> int:
+def most_together(batch_size: int, source: Source) -> int:
     """Return how many batches are read together at most: one, unless they are small.
 
     Parameters
     ----------
     batch_size : int
         Rows of a batch.
-    row_nbytes : int
+    source : Source
     """
-    return max(1, min(_MOST_TOGETHER, _TOGETHER_NBYTES // max(1, batch_size * row_nbytes)))
+    return max(1, min(_MOST_TOGETHER, source.together_nbytes // max(1, batch_size * source.row_nbytes)))
 
 
 class ReadAhead:
@@ -124,7 +127,7 @@ class ReadAhead:
     batch_size : int
         Rows of a full batch.
     prefetch : int
-        Batches that are begun before they are asked for; if none, each is read alone.
+        Batches that are begun beside the next one before it is asked for; if none, each is read when it is.
     """
 
     def __init__(self, source: Source, order: Order, start: int, stop: int, batch_size: int, prefetch: int) -> None:
@@ -133,8 +136,8 @@ class ReadAhead:
         self._asked = start
         self._stop = stop
         self._batch_size = batch_size
-        self._prefetch = prefetch
-        self._most = most_together(batch_size, source.row_nbytes) if prefetch else 1
+        self._depth = 1 + prefetch
+        self._most = most_together(batch_size, source) if prefetch else 1
         self._together = 1
         self._is_first = True
         self._ahead: deque[tuple[int, int, _Group]] = deque()
@@ -142,17 +145,17 @@ class ReadAhead:
     def take(self) -> tuple[int, Batch]:
         """Return the position at which the next batch ends, and the batch; nothing of it is kept.
 
-        The first one is read alone, since it is waited for. What is read at once delays the batch in hand: so those
-        after it are begun now only if they are read elsewhere.
+        As many are being read while the user works as while he waits: or work as long as reading would not hide it.
         """
-        self._begin(1 if self._is_first else 1 + self._prefetch)
+        self._begin(1 if self._is_first else self._depth)
         start, stop, group = self._ahead.popleft()
-        is_waited_for = self._is_first and not group.is_done
+        # Read on this thread: then so would be those after it, and nobody works yet.
+        is_at_once = self._is_first and group.is_done
         batch = group.take(start, stop)
         self._is_first = False
-        if is_waited_for:
+        if not is_at_once and self._depth > 1:
             with suppress(LazyShardsError):  # it belongs to a later batch, and is raised when that is asked for
-                self._begin(self._prefetch)
+                self._begin(self._depth)
         return stop, batch
 
     def close(self) -> None:

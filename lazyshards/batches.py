@@ -56,7 +56,7 @@ class Batches:
     drop_last : bool
         Whether a last batch that is not full is left out.
     prefetch : int
-        Batches that are read ahead; small ones are read several at a time, up to 1 MiB together, unless it is 0.
+        Batches that are read ahead beside the next one; small ones are read several at a time, unless it is 0.
     block_rows : int
         Rows of a block, for ``shuffle="blocks"``.
     window_blocks : int
@@ -133,7 +133,7 @@ class Batches:
     @property
     def ahead_nbytes(self) -> int:
         """Most bytes of the batches that are being read, or were read and not handed out yet."""
-        together = most_together(self._batch_size, self._source.row_nbytes) if self._prefetch else 1
+        together = most_together(self._batch_size, self._source) if self._prefetch else 1
         return min((self._prefetch + together) * self._batch_size, self._source.size) * self._source.row_nbytes
 
     def __len__(self) -> int:

@@ -343,6 +343,7 @@ class _BundleSource:
         self._first = next(iter(sources.values()))
         self.size = self._first.size
         self.row_nbytes = sum(source.row_nbytes for source in sources.values())
+        self.together_nbytes = max(source.together_nbytes for source in sources.values())
         self.fingerprint = _fingerprint((name, source.fingerprint) for name, source in sources.items())
 
     @property

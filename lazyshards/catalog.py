@@ -12,8 +12,8 @@ from lazyshards.errors import FormatError, LayoutError, ShardChangedError, Shard
 from lazyshards.finding import Found, locate, natural_key
 from lazyshards.formats import find_format
 from lazyshards.formats.base import Fault, describe_faults
-from lazyshards.hashing import DIGEST_NBYTES, best_algorithm, hash_file
-from lazyshards.holders import file_of, stamped_paths
+from lazyshards.hashing import DIGEST_NBYTES, best_algorithm
+from lazyshards.holders import file_of, hash_content, stamped_file, stamped_paths
 from lazyshards.layout import MOST_AXES, Decoded, Layout, Shard
 from lazyshards.manifest import Manifest
 from lazyshards.storage import Stamp, Storage
@@ -272,7 +272,9 @@ def _hashed_again(layout: Layout, saved: Manifest | None) -> tuple[str, npt.NDAr
         if j is not None and before.stamp(j) == stamp:
             hashes[i] = saved.hashes[j]
         else:
-            hashes[i] = np.frombuffer(hash_file(path, stamp, layout.storage, saved.algorithm), np.uint8)
+            hashes[i] = np.frombuffer(
+                hash_content(path, layout.source(i), stamp, layout.storage, saved.algorithm), np.uint8
+            )
     return saved.algorithm, hashes
 
 
@@ -283,7 +285,7 @@ def save_manifest(layout: Layout, *, content: bool = False, folder: str | None =
     ----------
     layout : Layout
     content : bool
-        Whether to save a hash of each file's content.
+        Whether to save a hash of what each shard's file holds, or all files of its store.
     folder : str, optional
         Directory of the manifest, with the separator. By default that which all shards lie in; then no manifest is
         replaced that lists others which are still there.
@@ -293,10 +295,6 @@ def save_manifest(layout: Layout, *, content: bool = False, folder: str | None =
         _check_replaced(layout, folder)
     if not content:
         return manifests.save(layout, folder=folder)
-    if find_format(layout.format).directories or file_of(layout.path(0), layout.source(0)) != layout.path(0):
-        raise LayoutError(
-            f"content hashes are of whole files, and {layout.path(0)!r} is none: save the manifest without them"
-        )
     algorithm = best_algorithm()
     return manifests.save(layout, folder=folder, algorithm=algorithm, hashes=hash_shards(layout, algorithm))
 
@@ -335,8 +333,12 @@ def _present(before: Manifest, paths: Sequence[str], storage: Storage) -> list[b
 def hash_shards(layout: Layout, algorithm: str) -> npt.NDArray[np.uint8]:
     """Return the content hash of every shard, (shards, 16)."""
     hashes = np.empty((len(layout), DIGEST_NBYTES), np.uint8)
+    file, digest = "", b""
     for i in range(len(layout)):
-        hashes[i] = np.frombuffer(hash_file(layout.path(i), layout.stamp(i), layout.storage, algorithm), np.uint8)
+        path, source = layout.path(i), layout.source(i)
+        if file_of(path, source) != file:  # of several shards in one file it is the same
+            file, digest = file_of(path, source), hash_content(path, source, layout.stamp(i), layout.storage, algorithm)
+        hashes[i] = np.frombuffer(digest, np.uint8)
     return hashes
 
 
@@ -349,7 +351,10 @@ def refreshed(layout: Layout) -> Layout:
         If one is no longer what it was: in rows, row shape or dtype, or as a shard at all.
     """
     paths = [layout.path(i) for i in range(len(layout))]
-    heads = layout.storage.heads(paths, 0)
+    files = paths
+    if layout.format in {"hdf5", "zarr"}:  # a shard may be a part of a file, or a directory
+        files = [stamped_file(path, layout.source(i)) for i, path in enumerate(paths)]
+    heads = layout.storage.heads(files, 0)
     numbers = [i for i, head in enumerate(heads) if head.error is not None or head.stamp != layout.stamp(i)]
     if not numbers:
         return layout

@@ -33,6 +33,7 @@ from lazyshards.errors import (
     UnsupportedDtypeError,
 )
 from lazyshards.functions import keep_function
+from lazyshards.hints import hint_for
 from lazyshards.layout import Shard, native_dtype
 from lazyshards.looking import checked_count, sampled_rows
 from lazyshards.plan import ReadPlan, compile_plan
@@ -176,6 +177,16 @@ class ShardedDataset(Workable):
             )
         return self.to_numpy()
 
+    def __getattr__(self, name: str) -> Any:
+        """Say what to do instead of what arrays have and a dataset has not."""
+        hint = hint_for(name)
+        message = f"{type(self).__name__!r} object has no attribute {name!r}"
+        raise AttributeError(f"{message}: {hint}" if hint else message, name=name, obj=self)
+
+    def __contains__(self, value: object) -> bool:
+        """Return whether some element equals ``value``, as NumPy does: blocks are read until one does."""
+        return bool(np.equal(self, value).any())  # type: ignore[call-overload]  # it is this class that makes it
+
     def __repr__(self) -> str:
         """Return one line and a table of shards."""
         text = display.dataset_text(self._layout, self._selection, self._engine_label())
@@ -185,8 +196,9 @@ class ShardedDataset(Workable):
         first, newline, rest = text.partition("\n")
         more = [f"mapped by {layout.maps_text}"] * bool(layout.maps) + [layout.dtype_text] * bool(layout.cast_from)
         more += [layout.note] * bool(layout.note)
+        more = [display.folded(each, 2) for each in more]
         more += [f"manifest: {display.hide_secrets(layout.manifest)}"] * bool(layout.manifest)
-        return f"{first}\n  {f'{chr(10)}  '.join(more)}{newline}{rest}"
+        return "\n  ".join([first, *more]) + newline + rest
 
     def _repr_html_(self) -> str:
         label = self._engine_label()
@@ -427,8 +439,10 @@ class ShardedDataset(Workable):
         """Compute what is selected once, and return it as a dataset that reads it from memory.
 
         It is read and worked on by the NumPy engine, whichever engine is to use it, and kept in host memory of this
-        process as long as a dataset made of it lives; with several ranks, all of it on each. Nothing on disk is read
-        again. It has a fingerprint of its own. Another process cannot read it: see :meth:`cache`.
+        process as long as a dataset made of it lives, by slicing or as a copy of ``copy.copy`` or ``copy.deepcopy``;
+        with several ranks, all of it on each. Nothing on disk is read again. It has a fingerprint of its own. A pickle
+        of it holds no rows: loading it raises FormatError in another process, or when the dataset is gone, and what is
+        loaded does not keep the rows. For other processes see :meth:`cache`.
 
         Parameters
         ----------
@@ -482,7 +496,8 @@ class ShardedDataset(Workable):
 
         The first call computes and writes, in bounded memory; one that was interrupted goes on with what is there. A
         later call for the same dataset finds the shards and opens them: the same means the same fingerprint, shards of
-        the same sizes and times, and the same format and options.
+        the same sizes and times, and the same format and options. The files that were written must have the sizes and
+        times that they were left with, too.
 
         Parameters
         ----------
@@ -505,7 +520,7 @@ class ShardedDataset(Workable):
         Raises
         ------
         FileExistsError
-            If something else is at ``path``, such as the cache of another dataset.
+            If something else is at ``path``, such as the cache of another dataset, or files that changed.
         TypeError
             If the row axis was dropped.
 
@@ -600,11 +615,12 @@ class ShardedDataset(Workable):
         return _execute(runner, plan, None, progress).reshape(selection.shape)
 
     def profile(self, engine: str | None = None, *, limit: bool = False) -> Profile:
-        """Compute once, and return where the time went: seconds and bytes of each stage, and the array.
+        """Compute, with collection on, and return where the time went: seconds and bytes of each stage, and the array.
 
-        Nothing is collected in any other compute. What a stage takes includes waiting for the interpreter and for
-        memory that is touched for the first time. Data that was not in memory is slower the first time: profile
-        twice. With several ranks the stages are those of this rank.
+        It takes the place of a compute, and tells nothing of one that was made before: no other compute collects
+        anything, so that none pays for it. The result is ``profile.array``, and need not be computed again. What a
+        stage takes includes waiting for the interpreter and for memory that is touched for the first time. Data that
+        was not in memory is slower the first time: profile twice. With several ranks the stages are those of this rank.
 
         Parameters
         ----------
@@ -730,6 +746,15 @@ class ShardedDataset(Workable):
         result = self.to_numpy()
         return result if dtype is None else result.astype(dtype, copy=False)
 
+    def __dlpack__(self, **options: Any) -> Any:
+        """Read what is selected, for ``torch.as_tensor()`` and others: of an array that nobody else has."""
+        array: Any = self.to_numpy()
+        return array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Return that of a NumPy array."""
+        return np.empty(0).__dlpack_device__()
+
     def __iter__(self) -> Iterator[npt.NDArray[np.generic]]:
         """Yield the rows as NumPy arrays, read in blocks of a few megabytes; for arrays of the engine, use batches."""
         if not self.shape:
@@ -771,8 +796,8 @@ class ShardedDataset(Workable):
         drop_last : bool
             Leave out a last batch that is not full.
         prefetch : int
-            Batches that are read ahead while the last one is worked with; memory holds one more than that. Unless it
-            is 0, small ones are read several at a time, up to 1 MiB.
+            Batches that are read ahead beside the next one; memory holds one more than that. Unless it is 0, small
+            ones are read several at a time, up to 1 MiB, or 4 MiB by Legate.
         engine : {"auto", "numpy", "legate", "cupy"}, optional
             By default the dataset's own.
         block_rows, window_blocks : int
@@ -889,7 +914,7 @@ class ShardedDataset(Workable):
         name = choose_engine(engine or self._engine, self.dtype, self.ndim)
         text = display.plan_text(self.plan(name), name, find_engine(name).capacity(), len(self._layout))
         if self._layout.maps:
-            text += f"\n{'mapped by':16}{self._layout.maps_text}"
+            text += f"\n{'mapped by':16}{display.folded(self._layout.maps_text, 16)}"
         if self._layout.cast_from:
             text += f"\n{'elements':16}{self._layout.dtype_text}"
         if is_first_rank():

@@ -220,8 +220,10 @@ def _probe() -> Mapping[str, object]:
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, errors="replace")
     except subprocess.TimeoutExpired:
         return {"error": "Legate did not start within 120 s, in a child process."}
-    if done.returncode == 0 and done.stdout.strip():
-        found = json.loads(done.stdout.splitlines()[-1])
+    # Realm writes there too what it misses, such as /sys in a bare container.
+    objects = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode == 0 and objects:
+        found = json.loads(objects[-1])
         assert isinstance(found, dict)
         return found
     status = f"status {done.returncode}" if done.returncode >= 0 else signal.Signals(-done.returncode).name

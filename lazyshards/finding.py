@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lazyshards import manifest as manifests
+from lazyshards import unfinished
 from lazyshards.details import options_of
 from lazyshards.errors import FormatError, LayoutError, ShardReadError, ShardsNotFoundError
 from lazyshards.formats import find_format, format_names, format_of_bytes, format_of_name
@@ -167,11 +168,8 @@ def _search(place: str, storage: Storage, chosen: Format | None) -> tuple[_Searc
     if kind == "glob" and not entries:
         raise ShardsNotFoundError(f"nothing matches {place!r}")
     folder = (place if place.endswith("/") else f"{place}/") if kind == "directory" else ""
-    if folder and (folder + manifests.UNFINISHED, False) in entries:
-        raise LayoutError(
-            f"{place!r} is being written, or was when that was cut off: call write_shards() for it again to go on, or "
-            f"remove {manifests.UNFINISHED!r} and what else is there"
-        )
+    if folder:
+        entries = unfinished.current(place, folder, entries, storage)
     manifest = folder + manifests.NAME
     if not folder or (manifest, False) not in entries:
         manifest = ""

@@ -7,7 +7,7 @@ from typing import Protocol
 from lazyshards.errors import LazyShardsError
 from lazyshards.storage.base import Part, Stamp, Storage
 
-__all__ = ["DIGEST_NBYTES", "Hasher", "best_algorithm", "hash_file", "new_hasher"]
+__all__ = ["DIGEST_NBYTES", "Hasher", "best_algorithm", "feed_file", "hash_file", "new_hasher"]
 
 DIGEST_NBYTES = 16
 """Bytes of every digest."""
@@ -76,9 +76,14 @@ def hash_file(path: str, stamp: Stamp, storage: Storage, algorithm: str) -> byte
         If it cannot be read, or is not the file that the stamp belongs to.
     """
     hasher = new_hasher(algorithm)
+    feed_file(hasher, path, stamp, storage)
+    return hasher.digest()
+
+
+def feed_file(hasher: Hasher, path: str, stamp: Stamp, storage: Storage) -> None:
+    """Give a hasher all bytes of a file; for the arguments and errors see `hash_file`."""
     block = memoryview(bytearray(min(_BLOCK_NBYTES, max(1, stamp.size))))
     for start in range(0, stamp.size, len(block)):
         part = block[: min(len(block), stamp.size - start)]
         storage.fetch_into([Part(path, stamp, start, part)])
         hasher.update(part)
-    return hasher.digest()

@@ -5,21 +5,24 @@ metadata that has a stamp. Whatever a shard needs of its own path is taken out b
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from lazyshards.details import options_of
+from lazyshards.errors import ShardReadError
 from lazyshards.formats.zarr import source_of_metadata
 from lazyshards.formats.zarr_files import join
 from lazyshards.formats.zarr_metadata import ZarrArray
+from lazyshards.hashing import feed_file, hash_file, new_hasher
 from lazyshards.layout import Decoded, Extents, Shard, Source
-from lazyshards.storage.base import Storage
+from lazyshards.storage.base import Stamp, Storage
 
 __all__ = [
     "Store",
     "decode_store",
     "encode_store",
     "file_of",
+    "hash_content",
     "in_file",
     "read_stores",
     "stamped_file",
@@ -27,6 +30,10 @@ __all__ = [
     "store_source",
     "without_file",
 ]
+
+
+_FILES_AT_A_TIME = 1024
+"""Files of a store whose sizes are asked for together."""
 
 
 class Store(NamedTuple):
@@ -62,6 +69,51 @@ def stamped_file(path: str, source: Source) -> str:
     if isinstance(source, Decoded) and isinstance(source.detail, ZarrArray):
         return join(source.detail.folder, source.detail.metadata)
     return file_of(path, source)
+
+
+def hash_content(path: str, source: Source, stamp: Stamp, storage: Storage, algorithm: str) -> bytes:
+    """Return the digest of what holds a shard: of all bytes of a file, or of all files of the array in a store.
+
+    Parameters
+    ----------
+    path : str
+    source : Source
+    stamp : Stamp
+        The shard's own; files of a store that say other things are taken as they are.
+    storage : Storage
+    algorithm : str
+        See `lazyshards.hashing.new_hasher`.
+
+    Raises
+    ------
+    ShardReadError
+        If it cannot be read, or is not what the stamp belongs to.
+    """
+    if not (isinstance(source, Decoded) and isinstance(source.detail, ZarrArray)):
+        return hash_file(file_of(path, source), stamp, storage, algorithm)
+    folder, metadata = source.detail.folder, stamped_file(path, source)
+    hasher = new_hasher(algorithm)
+    names = sorted(_files_in(folder, "", storage))
+    for start in range(0, len(names), _FILES_AT_A_TIME):
+        some = names[start : start + _FILES_AT_A_TIME]
+        files = [join(folder, name) for name in some]
+        for name, file, head in zip(some, files, storage.heads(files, 0), strict=True):
+            if head.error is not None:
+                raise ShardReadError(f"{file!r} cannot be read: {head.error.strerror or head.error}") from head.error
+            hasher.update(f"{name}\0{head.stamp.size}\0".encode("utf-8", "surrogateescape"))
+            feed_file(hasher, file, stamp if file == metadata else head.stamp, storage)
+    return hasher.digest()
+
+
+def _files_in(folder: str, within: str, storage: Storage) -> Iterator[str]:
+    """Yield the names of all files below a directory, seen from it."""
+    _, entries = storage.find(join(folder, within) if within else folder)
+    for entry in entries:
+        name = entry.path.partition("::")[0].rstrip("/").rpartition("/")[2]
+        if entry.is_directory:
+            yield from _files_in(folder, f"{within}{name}/", storage)
+        else:
+            yield within + name
 
 
 def without_file(path: str, source: Source) -> Source:

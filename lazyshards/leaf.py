@@ -1,6 +1,7 @@
 """The one leaf that every engine runs: fill a buffer with rows of a layout."""
 
-from typing import TypeGuard
+from collections.abc import Iterator
+from typing import NamedTuple, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -23,16 +24,27 @@ from lazyshards.functions import NamedFunction
 from lazyshards.layout import Decoded, Extents, Layout, Mapped, Packed, Planes, Shard
 from lazyshards.recording import fetch, gathering, measured, stage
 from lazyshards.selection import Cell, Rows, as_slice, cell_index, is_whole
-from lazyshards.storage.base import Part
+from lazyshards.storage.base import Part, Stamp
 from lazyshards.storage.gather import gather_into
 from lazyshards.storage.memory import MemoryStorage
 
-__all__ = ["fill"]
+__all__ = ["Run", "fill", "packed_runs"]
 
 _FEW_SHARDS = 256
 """Shards whose files are mapped together, whichever of them are read."""
 _MOST_PARTS = 4096
 """Reads that are handed to the storage together at most."""
+
+
+class Run(NamedTuple):
+    """Rows of one shard that lie in its file one after the other."""
+
+    path: str
+    stamp: Stamp
+    offset: int
+    """First byte."""
+    rows: int
+    """How many."""
 
 
 def fill(out: npt.NDArray[np.generic], rows: Rows, layout: Layout, cell: Cell) -> None:
@@ -95,23 +107,42 @@ def _lies_packed(rows: Rows, layout: Layout, cell: Cell) -> TypeGuard[range]:
     )
 
 
-def _packed_parts(out: npt.NDArray[np.generic], rows: range, layout: Layout) -> list[Part]:
-    """Return the reads of such rows: what the general path would find, without looking for it."""
-    data, row_nbytes = _bytes_of(out), layout.row_nbytes
+def packed_runs(rows: Rows, layout: Layout, cell: Cell) -> Iterator[Run]:
+    """Yield where rows lie, shard by shard, if they lie there as the very bytes that are wanted; else nothing.
+
+    Parameters
+    ----------
+    rows : range or ndarray of int64
+    layout : Layout
+    cell : tuple
+    """
+    if not layout.maps and not is_kept(layout) and _lies_packed(rows, layout, cell):
+        yield from _runs(rows, layout)
+
+
+def _runs(rows: range, layout: Layout) -> Iterator[Run]:
+    row_nbytes = layout.row_nbytes
     first, stop = rows.start, rows.start + len(rows)
     shard = layout.shard_of(first)
     start = layout.start_stop(shard)[0]
-    parts, at = [], 0
     while first < stop:
         end = layout.end(shard)
         until = min(end, stop)
         if until > first:
-            size = (until - first) * row_nbytes
             offset = layout.offset(shard) + (first - start) * row_nbytes
-            parts.append(Part(layout.path(shard), layout.stamp(shard), offset, data[at : at + size]))
-            at += size
+            yield Run(layout.path(shard), layout.stamp(shard), offset, until - first)
             first = until
         shard, start = shard + 1, end
+
+
+def _packed_parts(out: npt.NDArray[np.generic], rows: range, layout: Layout) -> list[Part]:
+    """Return the reads of such rows: what the general path would find, without looking for it."""
+    data, row_nbytes = _bytes_of(out), layout.row_nbytes
+    parts, at = [], 0
+    for path, stamp, offset, count in _runs(rows, layout):
+        size = count * row_nbytes
+        parts.append(Part(path, stamp, offset, data[at : at + size]))
+        at += size
     return parts
 
 

@@ -6,7 +6,7 @@ from fractions import Fraction
 from functools import reduce
 from hashlib import blake2b
 from math import gcd, lcm
-from typing import Unpack
+from typing import NoReturn, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -255,6 +255,21 @@ class Mixture:
         source = _MixSource(self._joined.batch_source(engine), sources, self._counts, self._pattern, self._rows)
         return Batches(source, batch_size, **options)
 
+    def to_torch(self) -> NoReturn:
+        """Raise TypeError: row i of a mixture is another one in each epoch, so that torch cannot ask for it by number.
+
+        Its batches are a torch IterableDataset: ``mixture.batches(256).to_torch()``.
+
+        Raises
+        ------
+        TypeError
+            Always.
+        """
+        raise TypeError(
+            "a mixture goes on from epoch to epoch, so that it is no map-style torch Dataset; its batches are an "
+            "IterableDataset with a state: mixture.batches(256, shuffle=True).to_torch()"
+        )
+
 
 class _MixSource:
     """What batches of a mixture are taken from: rows of the joined datasets."""
@@ -271,7 +286,7 @@ class _MixSource:
         self._counts = counts
         self._pattern = pattern
         self.size = rows
-        self.row_nbytes = joined.row_nbytes
+        self.row_nbytes, self.together_nbytes = joined.row_nbytes, joined.together_nbytes
         self.edges, self.reading, self.draw_seed = joined.edges, joined.reading, joined.draw_seed
         self.begin, self.cost, self.warmed_nbytes = joined.begin, joined.cost, joined.warmed_nbytes
         text = repr(([source.fingerprint for source in sources], list(counts), rows))

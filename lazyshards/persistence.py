@@ -18,6 +18,7 @@ from lazyshards.engines.handover import scan_together
 from lazyshards.engines.ranks import once, together
 from lazyshards.errors import LayoutError
 from lazyshards.layout import Layout
+from lazyshards.manifest_bytes import NAME as MANIFEST
 from lazyshards.storage.memory import keep_array
 from lazyshards.writing import write_shards
 
@@ -25,6 +26,8 @@ __all__ = ["cached_layout", "kept_layout"]
 
 _MARK = ".lazyshards-cache.json"
 """Name of the file beside cached shards that says what they were made of; a scan leaves hidden names out."""
+_NO_SHARDS = {_MARK, MANIFEST}
+"""Files beside them that may come and go."""
 
 
 def kept_layout(array: npt.NDArray[np.generic], fingerprint: str, source: str) -> Layout:
@@ -153,8 +156,22 @@ def _look(place: str, wanted: Mapping[str, object]) -> str | None:
     ):
         if found.get(name) != expected[name]:
             return "it " + what.format(found.get(name), expected[name])
+    if found.get("shards") != _files_of(place):
+        return "it is a cache whose own files changed since they were written"
     return None
 
 
+def _files_of(place: str) -> str:
+    """Return what tells that files are those that were written: a digest of their names, sizes and times."""
+    digest = blake2b(digest_size=16)
+    found = [os.path.join(folder, name) for folder, _, names in os.walk(place) for name in names]
+    for path in sorted(found):
+        name = os.path.relpath(path, place)
+        if name not in _NO_SHARDS:
+            status = os.stat(path)
+            digest.update(repr((name, status.st_size, status.st_mtime_ns)).encode())
+    return digest.hexdigest()
+
+
 def _write_mark(place: str, wanted: Mapping[str, object]) -> None:
-    write_atomically(os.path.join(place, _MARK), json.dumps(wanted).encode())
+    write_atomically(os.path.join(place, _MARK), json.dumps({**wanted, "shards": _files_of(place)}).encode())

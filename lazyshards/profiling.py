@@ -114,7 +114,7 @@ class Profile:
                 first, *rest = row
                 cells = [cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True)]
                 lines.append("  " + "  ".join([first.ljust(max(16, widths[0])), *cells]).rstrip())
-        lines += [f"  {name:16}  {text}" for name, text in facts]
+        lines += [f"  {name:16}  {display.folded(text, 20)}" for name, text in facts]
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from lazyshards import display
 from lazyshards.ahead import Source
 from lazyshards.samplers import Order
 
@@ -14,7 +15,7 @@ _SAMPLED_BATCHES = 32
 """Batches of an epoch that are looked at."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class ShuffleQuality:
     """How well an order is shuffled, beside what it costs; means over a sample of batches."""
 
@@ -33,6 +34,26 @@ class ShuffleQuality:
     so come cheaper than row by row; 0 if that is not done."""
     batches: int
     """How many batches were looked at."""
+
+    def _facts(self) -> list[tuple[str, str]]:
+        facts = [
+            ("rank correlation", f"{self.rank_correlation:+.3f}"),
+            ("shards a batch", f"{self.shards_per_batch:,.1f}"),
+            ("requests a batch", f"{self.requests_per_batch:,.1f}"),
+            ("bytes a batch", display.size_text(round(self.bytes_per_batch))),
+            ("amplification", f"{self.read_amplification:.2f} bytes read for each wanted"),
+        ]
+        if self.warmed_nbytes:
+            facts.append(("read beside", f"{display.size_text(self.warmed_nbytes)}, front to back"))
+        return facts
+
+    def __repr__(self) -> str:
+        lines = [f"  {name:16}  {text}" for name, text in self._facts()]
+        return "\n".join([f"<ShuffleQuality, by {self.batches:,} batch{'es' * (self.batches != 1)}>", *lines])
+
+    def _repr_html_(self) -> str:
+        looked = ("looked at", f"{self.batches:,} batch{'es' * (self.batches != 1)}")
+        return display.panel("ShuffleQuality", [looked, *self._facts()])
 
     def __str__(self) -> str:
         warmed = f", {self.warmed_nbytes:,} bytes read front to back beside them" if self.warmed_nbytes else ""

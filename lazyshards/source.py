@@ -13,9 +13,10 @@ from lazyshards import catalog, display
 from lazyshards.engines import Engine, PendingResult, draw_seed
 from lazyshards.engines.ranks import is_shared, layout_facts, together
 from lazyshards.layout import Layout
-from lazyshards.plan import SMALL_NBYTES, ReadPlan, compile_plan
+from lazyshards.plan import ReadPlan, compile_plan
 from lazyshards.samplers import Order, Shuffle
 from lazyshards.selection import Rows, Selection
+from lazyshards.storage import LocalStorage
 from lazyshards.warming import Warming, is_cold, plan_warming
 
 __all__ = ["ViewSource"]
@@ -26,8 +27,6 @@ _PATIENCE = 16
 """Batches after which it is tried again whether reading at once is quick."""
 _THIS_THREAD = 1
 """What Linux calls RUSAGE_THREAD."""
-_FEW_SHARDS = 256
-"""Shards of a layout that is taken as it is."""
 
 
 class ViewSource:
@@ -49,6 +48,7 @@ class ViewSource:
         self._engine = engine
         self.fingerprint = fingerprint
         self.size = len(selection.rows)
+        self.together_nbytes = engine.together_nbytes
         self._is_quick = True
         self._slow_turns = 0
         self.row_nbytes = prod(selection.cell_shape) * layout.dtype.itemsize
@@ -117,9 +117,10 @@ class ViewSource:
             )
             plan = replace(plan, layout=layout)
         if not self._is_quick:
-            # What was on a device may be in memory by now: see every so often.
+            # What was on a device may be in memory by now: see every so often. What comes from elsewhere is not.
             self._slow_turns += 1
-            self._is_quick = self._slow_turns % _PATIENCE == 0 and not (plan.tile_count > 1 and is_cold(self._layout))
+            is_due = self._slow_turns % _PATIENCE == 0 and isinstance(self._layout.storage, LocalStorage)
+            self._is_quick = is_due and not (plan.tile_count > 1 and is_cold(self._layout))
             return self._engine.begin(plan)
         began, waits = time.perf_counter(), _waits()
         pending = self._engine.begin(plan, may_block=True)
@@ -140,11 +141,7 @@ class ViewSource:
         else:
             taken = wanted.start + wanted.step * rows if isinstance(wanted, range) else wanted[rows]
         part = Selection(taken, selection.cell)
-        nbytes = len(rows) * self.row_nbytes
-        if nbytes <= SMALL_NBYTES and self._engine.name == "numpy" and len(self._layout) <= _FEW_SHARDS:
-            # One tile, on this machine: looking for the shards that it touches would take longer than it saves.
-            return ReadPlan(self._layout, taken, part.cell, part.cell_shape, max(1, len(rows)))
-        return compile_plan(self._layout, part, self._engine.capacity(nbytes))
+        return compile_plan(self._layout, part, self._engine.capacity(len(rows) * self.row_nbytes, ahead=True))
 
 
 def _waits() -> int:

@@ -15,8 +15,8 @@ from lazyshards.details import options_text
 from lazyshards.errors import FormatError, LayoutError, LazyShardsError, ShardReadError
 from lazyshards.finding import Found, check_holes, locate
 from lazyshards.formats.base import Fault
-from lazyshards.hashing import best_algorithm, hash_file
-from lazyshards.holders import file_of
+from lazyshards.hashing import best_algorithm
+from lazyshards.holders import file_of, hash_content
 from lazyshards.layout import Layout, Shard
 from lazyshards.leaf import fill
 from lazyshards.manifest import Manifest
@@ -228,7 +228,6 @@ def _read_contents(
     if saved is not None and saved.hashes is not None:
         rows = zip(saved.layout.names, saved.hashes, strict=True)
         expected = {saved.layout.root + name: digest.tobytes() for name, digest in rows}
-    files = set() if found.reader.directories else set(found.paths)
     journal = _Journal(resume, algorithm)
 
     def look_at(shard: Shard) -> tuple[bytes, str]:
@@ -236,14 +235,18 @@ def _read_contents(
         if known is not None:
             return known, ""
         try:
-            is_file = shard.path in files  # and not one of several datasets in it, or a store
-            digest = hash_file(shard.path, shard.stamp, found.storage, algorithm) if is_file else b""
+            digest = digests.get(file := file_of(shard.path, shard.source), b"")
+            if not digest:  # of several datasets in one file it is the same
+                digest = hash_content(shard.path, shard.source, shard.stamp, found.storage, algorithm)
+            if file != shard.path:
+                digests[file] = digest
             _read_rows(shard, found)
         except (LazyShardsError, OSError, ValueError) as exc:
             return b"", str(exc)
         return digest, ""
 
     findings: list[Finding] = []
+    digests: dict[str, bytes] = {}
     holders: dict[bytes, str] = {}
     read = 0
     with journal, ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:
@@ -254,11 +257,12 @@ def _read_contents(
                 findings.append(Finding("unreadable", shard.path, problem))
             else:
                 read += 1
-                other = holders.setdefault(digest, shard.path) if digest and shard.rows else shard.path
+                file = file_of(shard.path, shard.source)
+                other = holders.setdefault(digest, file) if digest and shard.rows else file
                 if digest and expected.get(shard.path, digest) != digest:
                     text = f"holds other bytes than when it was indexed: {algorithm} {digest.hex()}, expected "
                     findings.append(Finding("content", shard.path, text + expected[shard.path].hex()))
-                elif other != shard.path:
+                elif other != file:
                     findings.append(Finding("duplicate", shard.path, f"holds the same bytes as {other!r}"))
                     journal.note(shard, digest)
                 else:

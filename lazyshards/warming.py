@@ -15,6 +15,7 @@ from lazyshards.engines.bringup import free_nbytes
 from lazyshards.layout import Layout
 from lazyshards.native import find_library
 from lazyshards.storage import LocalStorage
+from lazyshards.storage.gather import mapped_at
 
 __all__ = ["Warming", "is_cold", "plan_warming"]
 
@@ -117,6 +118,11 @@ def _would_wait(layout: Layout, row: int) -> bool:
     offset = layout.offset(shard) + (row - layout.start_stop(shard)[0]) * layout.row_nbytes
     start = offset // mmap.PAGESIZE * mmap.PAGESIZE
     resident = ctypes.c_ubyte()
+    # The map through which the row will be copied, most likely; it says no more than others do of what is in memory.
+    mapped = mapped_at(layout.path(shard), layout.stamps[shard])
+    if mapped is not None:
+        failed = _libc().mincore(mapped + start, 1, ctypes.byref(resident))
+        return not failed and not resident.value & 1
     try:
         with open(layout.path(shard), "rb", buffering=0, opener=_open) as file:
             # Private, so that ctypes may ask where it lies: that is given for what can be written only.

@@ -61,15 +61,15 @@ def write_shards(
         dataset. Or arrays of any length, one after the other, whose rows have one shape and dtype.
     path : str or path
         A directory, or the URL of one, such as ``s3://bucket/set``. There each shard is written on this machine first,
-        in the directory for temporary files, and uploaded; until the last one is there nobody can open the directory,
-        and what ``overwrite`` replaces is gone from the beginning.
+        in the directory for temporary files, and uploaded; until the last one is there nobody can open the directory.
     format : {"npy", "raw", "hdf5", "parquet", "arrow", "zarr"}
     rows_per_shard : int, optional
         Rows of each shard; the last may hold fewer.
     nbytes_per_shard : int, optional
         The same in bytes of memory; 256 MiB by default.
     overwrite : bool
-        Whether a dataset that is at ``path`` is replaced. A directory that holds other things than shards never is.
+        Whether a dataset that is at ``path`` is replaced, as a whole: until all is written it is the old one. A
+        directory that holds other things than shards never is.
     progress : bool
         Show a progress bar; needs tqdm.
     storage_options : mapping, optional
@@ -157,7 +157,7 @@ def _write(
         names: list[str] = []
         number = 0
         while True:
-            name = f"shard_{number:05d}{suffix}"
+            name = work.name(number, suffix)
             start = number * per_shard
             expected = per_shard if stream.rows is None else min(per_shard, stream.rows - start)
             if stream.rows is not None and number and expected <= 0:

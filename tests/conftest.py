@@ -6,6 +6,7 @@
 
 import importlib.util
 import os
+import signal
 import textwrap
 from pathlib import Path
 
@@ -21,6 +22,10 @@ from lazyshards.testing import example_array, write_npy_shards
 settings.register_profile("fixed", derandomize=True)
 settings.register_profile("random")
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
+
+# A script's background jobs ignore Control-C, and their children with them; tests that send one must not.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ENGINES = ("numpy", "cupy", "legate")
 REQUIRED = {name.strip() for name in os.environ.get("LAZYSHARDS_REQUIRE_ENGINES", "").split(",")} - {""}

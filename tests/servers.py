@@ -23,6 +23,8 @@ class Seen(NamedTuple):
     """Value of that header."""
     is_signed_url: bool = False
     """Whether the signature is in the URL."""
+    secrets: str = ""
+    """Values of the headers X-Key and Cookie."""
 
 
 @dataclass
@@ -31,7 +33,8 @@ class RangeServer:
 
     ``fault(seen, number)`` is asked before each answer, and returns None, an HTTP status, or one of ``"reset"`` (the
     connection breaks after half the body), ``"short"`` (half the body, and then the end), ``"close"`` (no answer at
-    all), ``"slow"`` (the first byte comes late), ``"coded"`` (as many other bytes, said to be compressed for the way)
+    all), ``"slow"`` (the first byte comes late), ``"drip"`` (a byte now and then),
+    ``"coded"`` (as many other bytes, said to be compressed for the way)
     and ``"whole"`` (the range is ignored).
     """
 
@@ -137,7 +140,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, *, body):
         owner = self.owner
         path = self.path.partition("?")[0]
-        seen = Seen(self.command, self.path, self.headers.get("Range", ""), self.headers.get("Authorization", ""))
+        secrets = self.headers.get("X-Key", "") + self.headers.get("Cookie", "")
+        login = self.headers.get("Authorization", "")
+        seen = Seen(self.command, self.path, self.headers.get("Range", ""), login, secrets=secrets)
         with contextlib.suppress(ConnectionError), owner.answering(seen) as fault:
             if fault == "close":
                 self._break()
@@ -209,6 +214,10 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if fault in {"reset", "short"}:
             chunk = chunk[: len(chunk) // 2]
+        if fault == "drip":
+            for i in range(len(chunk)):
+                self.wfile.write(chunk[i : i + 1])
+                threading.Event().wait(0.05)
         with owner._lock:
             owner.sent_nbytes += len(chunk)
         self.wfile.write(chunk)
@@ -229,7 +238,8 @@ class _Handler(BaseHTTPRequestHandler):
 class S3Server:
     """moto's S3 on loopback, behind a counter that can fail requests.
 
-    ``fault(seen, number)`` returns None, an HTTP status, or ``"short"``.
+    ``fault(seen, number)`` returns None, an HTTP status, or ``"short"``. ``late(seen, number)`` is called when a
+    request has had its effect, before it is answered.
     """
 
     def __init__(self):
@@ -247,7 +257,7 @@ class S3Server:
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self.seen = []
-        self.fault = lambda seen, number: None
+        self.fault = self.late = lambda seen, number: None
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         self.options = {
             "key": "AKIDPLANTED",
@@ -301,6 +311,7 @@ class S3Server:
             start_response(f"{fault} {code}", [("Content-Type", "text/xml"), ("Content-Length", str(len(body)))])
             return [body]
         answer = self._app(environ, start_response)
+        self.late(seen, number)
         if fault == "short":
             body = b"".join(answer)
             return io.BytesIO(body[: len(body) // 2])

@@ -1,8 +1,10 @@
-/* Rows of mapped files, copied to one place after the other, by lazyshards.storage.gather.
+/* Rows of mapped files, copied to one place after the other, by lazyshards.storage.gather, or lent as they lie, by
+ * lazyshards.storage.lending.
  *
  * A read call for each row costs several times the copy of a small row; a copy out of a map costs the copy. But a
  * mapped file that shrinks answers with SIGBUS, which ends the process. So while this library copies, a handler of its
- * own ends the copy instead; at any other moment the signal goes where it would have gone.
+ * own ends the copy instead. Within what is lent it puts zeros where the file was, and notes it, so that what was made
+ * of them is thrown away. At any other moment the signal goes where it would have gone.
  *
  * Only functions that glibc has had since 2.17 are used, and the file's status is asked for by its system call, so
  * that the wheel that carries this library may say manylinux2014.
@@ -23,11 +25,12 @@
 #ifdef __SSE2__
 #include <emmintrin.h>
 #endif
+enum { POPULATE_READ = 22 }; /* MADV_POPULATE_READ, of Linux 5.14 */
 #ifndef AT_STATX_FORCE_SYNC
 #define AT_STATX_FORCE_SYNC 0x2000
 #endif
 
-enum { DONE = 0, FAULT = -1, AHEAD = 16, LOOKS = 8, STRETCH = 64, LARGE = 4 << 20 };
+enum { DONE = 0, FAULT = -1, AHEAD = 16, LOOKS = 8, STRETCH = 64, LARGE = 4 << 20, LOOKS_OF_LOAN = 16 };
 
 /* Bytes of a row, and of all of them, from which they are copied past the caches. */
 enum { LARGE_ROW = 2 << 10, LARGE_ROWS = 2 << 20 };
@@ -35,20 +38,49 @@ enum { LARGE_ROW = 2 << 10, LARGE_ROWS = 2 << 20 };
 /* Nanoseconds a row above which the rows are not in the page cache; in it they take 50 to 500. */
 static const int64_t SLOW_NS = 5000;
 
-static __thread sigjmp_buf *copying __attribute__((tls_model("initial-exec")));
+static __thread sigjmp_buf *volatile copying __attribute__((tls_model("initial-exec")));
 static struct sigaction before;
 static volatile int passed_on;
 static volatile int hushed; /* how many read whole files, which asking for single rows would only delay */
 static volatile pid_t installing; /* the process that holds the lock: one that another process held was forked away */
 
+/* Maps of which bytes are lent; no copy is made out of them, so that zeros in one are seen by those it is lent to. */
+enum { LENT_MAPS = 1024 };
+static struct lent_map {
+    volatile int taken, broken;
+    char *volatile start;
+    volatile int64_t nbytes;
+} lent_maps[LENT_MAPS];
+
+/* Put zeros in place of the rest of a map of which bytes are lent, if the address lies within it. */
+static int patch(uintptr_t address)
+{
+    const uintptr_t page = sysconf(_SC_PAGESIZE);
+    for (int i = 0; i < LENT_MAPS; i++) {
+        uintptr_t start = (uintptr_t)lent_maps[i].start, end = start + lent_maps[i].nbytes;
+        if (start && start <= address && address < end) {
+            char *from = (char *)(address & ~(page - 1));
+            lent_maps[i].broken = 1;
+            return mmap(from, (char *)end - from, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED,
+                        -1, 0)
+                   == from;
+        }
+    }
+    return 0;
+}
+
 static void on_bus_error(int number, siginfo_t *info, void *context)
 {
-    (void)info;
     (void)context;
     sigjmp_buf *back = copying;
     if (back) {
         copying = 0;
         siglongjmp(*back, 1);
+    }
+    int error = errno;
+    if (info->si_code > 0 && patch((uintptr_t)info->si_addr)) {
+        errno = error;
+        return;
     }
     /* Not ours: the handler from before gets it when the instruction is tried again; the second time nobody does. */
     if (passed_on++) {
@@ -59,6 +91,15 @@ static void on_bus_error(int number, siginfo_t *info, void *context)
     } else {
         sigaction(number, &before, 0);
     }
+}
+
+/* Say where to go back to if a copy gives way, or (0) that none is made. To the compiler nobody reads it in between, so
+ * that it may be left out (GCC 16 does), or moved past the copies; neither may be. */
+static inline void set_copying(sigjmp_buf *back)
+{
+    __asm__ __volatile__("" ::: "memory");
+    copying = back;
+    __asm__ __volatile__("" ::: "memory");
 }
 
 /* Make the handler ours, if it is not: others, such as faulthandler, may have put theirs in its place meanwhile. */
@@ -243,7 +284,7 @@ int64_t lazyshards_gather(char *const *maps, const char *const *paths, const int
     if (sigsetjmp(back, 0)) {
         return FAULT;
     }
-    copying = &back;
+    set_copying(&back);
     for (int64_t first = 0; first < rows; first += STRETCH) {
         int64_t last = rows - first < STRETCH ? rows : first + STRETCH;
         int64_t began = asked ? 0 : now_ns();
@@ -265,7 +306,7 @@ int64_t lazyshards_gather(char *const *maps, const char *const *paths, const int
             asked = 1;
         }
     }
-    copying = 0;
+    set_copying(0);
     for (int64_t i = 0; i < files; i++) {
         if (touched[i] && !same(AT_FDCWD, paths[i], stamps + 3 * i)) {
             return i + 1;
@@ -303,14 +344,92 @@ int64_t lazyshards_copy(char *map, const char *path, const int64_t *stamp, int64
         || sigsetjmp(back, 0)) {
         return FAULT;
     }
-    copying = &back;
+    set_copying(&back);
     if (nbytes < LARGE) {
         memcpy(out, map + offset, nbytes);
     } else {
         copy_large(out, map + offset, nbytes);
     }
-    copying = 0;
+    set_copying(0);
     return same(AT_FDCWD, path, stamp) ? DONE : FAULT;
+}
+
+/* Return whether a few pages spread over a map are in the page cache: asking for all that no table of pages has yet
+ * takes longer than mapping them. */
+static int seems_in_cache(char *start, int64_t nbytes, int64_t page)
+{
+    unsigned char resident;
+    const int64_t last = (nbytes - 1) / page;
+    for (int i = 0; i < LOOKS_OF_LOAN; i++) {
+        if (mincore(start + last * i / (LOOKS_OF_LOAN - 1) * page, 1, &resident) || !(resident & 1)) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+/* Map a file that is the one meant, to lend bytes of it, and tell the number of the map and where it starts; -1 if it
+ * is another, or cannot be mapped, or this process may not know which of its pages are in the page cache. */
+int64_t lazyshards_map_to_lend(const char *path, const int64_t *stamp, char **start)
+{
+    int number = 0;
+    if (stamp[0] <= 0 || access(path, W_OK)) {
+        return FAULT;
+    }
+    while (number < LENT_MAPS && !__sync_bool_compare_and_swap(&lent_maps[number].taken, 0, 1)) {
+        number++;
+    }
+    if (number == LENT_MAPS) {
+        return FAULT;
+    }
+    struct lent_map *map = lent_maps + number;
+    int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    char *made = file >= 0 && same(file, "", stamp) ? mmap(0, stamp[0], PROT_READ, MAP_SHARED, file, 0) : MAP_FAILED;
+    if (file >= 0) {
+        close(file);
+    }
+    if (made == MAP_FAILED) {
+        __sync_lock_release(&map->taken);
+        return FAULT;
+    }
+    map->broken = 0;
+    map->nbytes = stamp[0];
+    *start = map->start = made;
+    return number;
+}
+
+/* Return 0 if bytes of such a map may be lent: they are within the file, and seem to be in the page cache. */
+int64_t lazyshards_lend(int64_t number, int64_t offset, int64_t nbytes)
+{
+    const int64_t page = sysconf(_SC_PAGESIZE);
+    struct lent_map *map = lent_maps + number;
+    if (offset < 0 || nbytes <= 0 || offset > map->nbytes - nbytes || map->broken || guard()) {
+        return FAULT;
+    }
+    char *start = map->start + offset / page * page;
+    nbytes += offset % page;
+    if (!seems_in_cache(start, nbytes, page)) {
+        return FAULT;
+    }
+    madvise(start, nbytes, POPULATE_READ); /* all page faults at once, where the kernel knows how */
+    return DONE;
+}
+
+/* Return 0 if what was lent of a map was the file that was opened all the time; else what was seen of it is worth
+ * nothing, the bytes are to be read, and the map is to be given up. */
+int64_t lazyshards_take_back(int64_t number, const char *path, const int64_t *stamp)
+{
+    return same(AT_FDCWD, path, stamp) && !lent_maps[number].broken ? DONE : FAULT;
+}
+
+/* Give up a map of which nothing is lent any more. */
+void lazyshards_unmap_lent(int64_t number)
+{
+    struct lent_map *map = lent_maps + number;
+    char *start = map->start;
+    map->start = 0;
+    munmap(start, map->nbytes);
+    __sync_lock_release(&map->taken);
 }
 
 /* Read the first bytes of files whose names, each ended by a null byte, follow one another; of none, ask for the status.
@@ -389,3 +508,5 @@ void lazyshards_permute(uint64_t *values, int64_t count, uint64_t size, uint64_t
         }
     }
 }
+
+#include "parquet.c"

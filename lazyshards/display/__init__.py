@@ -6,6 +6,7 @@ from lazyshards.display.shards import shards_text
 from lazyshards.display.text import dataset_text, plan_text, title_text
 from lazyshards.display.words import (
     count_text,
+    folded,
     hide_secrets,
     plural,
     printable,
@@ -19,6 +20,7 @@ __all__ = [
     "count_text",
     "dataset_html",
     "dataset_text",
+    "folded",
     "hide_secrets",
     "panel",
     "plan_html",

@@ -41,8 +41,11 @@ def dataset_html(layout: Layout, selection: Selection, engine: str, tile_rows: i
         ("dtype", layout.dtype_text),
         ("size", size_text(nbytes_of(layout, selection))),
         ("selected", selected_text(layout, selection)),
-        ("shards", f"{len(layout):,} {layout.format}" + (f" in {folder}" if (folder := folder_of(layout)) else "")),
     ]
+    kept = layout.format == "memory"  # one array, which is no file and lies in no folder
+    if not kept:
+        where = f" in {folder}" if (folder := folder_of(layout)) else ""
+        facts.append(("shards", f"{len(layout):,} {layout.format}{where}"))
     if layout.maps:
         facts.append(("mapped by", layout.maps_text))
     if layout.note:
@@ -50,7 +53,7 @@ def dataset_html(layout: Layout, selection: Selection, engine: str, tile_rows: i
     if layout.manifest:
         facts.append(("manifest", hide_secrets(layout.manifest)))
     facts.append(("engine", one_line(engine)))
-    table = entries(layout, selection)
+    table = [] if kept else entries(layout, selection)
     folded = _folded("shards", table_html(HEADER[: max(map(len, table))], table)) if table else ""
     return panel("ShardedDataset", facts, dataset_svg(layout, selection, tile_rows), folded)
 

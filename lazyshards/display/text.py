@@ -2,7 +2,7 @@
 
 from lazyshards.display.plans import Held, Plan, plan_facts
 from lazyshards.display.shards import HEADER, aligned, entries, folder_of, name_of, touched
-from lazyshards.display.words import cell_texts, count_text, is_all, one_line, plural, rows_text, size_text
+from lazyshards.display.words import cell_texts, count_text, folded, is_all, one_line, plural, rows_text, size_text
 from lazyshards.layout import Layout
 from lazyshards.selection import Selection
 
@@ -60,9 +60,12 @@ def dataset_text(layout: Layout, selection: Selection, engine: str) -> str:
     engine : str
         Name of the engine, with what is wrong with it if something is.
     """
-    shards = plural(len(layout), f"{layout.format} shard")
+    kept = layout.format == "memory"  # one array, which is no file and lies in no folder
+    shards = "in memory" if kept else plural(len(layout), f"{layout.format} shard")
     what = f"{selection.shape} {layout.dtype}, {size_text(nbytes_of(layout, selection))}, {shards}"
     lines = [f"<ShardedDataset {what}, engine {one_line(engine)}>", f"  {selected_text(layout, selection)}"]
+    if kept:
+        return "\n".join(lines)
     if folder := folder_of(layout):
         lines.append(f"  in {folder}")
     shown = entries(layout, selection)
@@ -95,4 +98,4 @@ def plan_text(plan: Plan, engine: str, capacity: Held, shards: int | None = None
         facts.append(("busiest", skew))
     facts.append(("peak memory", f"{size_text(peak)}  ({parts}{limit})"))
     facts += [("stages" if i == 0 else "", f"{name:9}{text}") for i, (name, text) in enumerate(plan.stages)]
-    return "\n".join([f"{label:16}{text}" for label, text in facts])
+    return "\n".join([f"{label:16}{folded(text, 16)}" for label, text in facts])

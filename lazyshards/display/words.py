@@ -1,12 +1,14 @@
 """Numbers, names and selections in words, fit to be shown: no secrets, no escape codes."""
 
 import re
+import textwrap
 
 from lazyshards.selection import Cell, Rows, Selection
 
 __all__ = [
     "cell_texts",
     "count_text",
+    "folded",
     "hide_secrets",
     "is_all",
     "one_line",
@@ -17,6 +19,9 @@ __all__ = [
     "seconds_text",
     "size_text",
 ]
+
+_WIDTH = 100
+"""Columns of a terminal that texts fit."""
 
 
 def size_text(nbytes: int) -> str:
@@ -39,6 +44,26 @@ def size_text(nbytes: int) -> str:
         if size < 999.95:
             return f"{size:.1f} {unit}"
     return f"{size / 1024:,.1f} EiB"
+
+
+def folded(text: str, indent: int) -> str:
+    """Return a text in lines of at most 100 columns, so that terminals do not break them; long words stay whole.
+
+    Parameters
+    ----------
+    text : str
+        Whose first line is not indented here.
+    indent : int
+        Columns before each of the lines.
+
+    Examples
+    --------
+    >>> print("note  " + folded("much to say " * 9, 6))
+    note  much to say much to say much to say much to say much to say much to say much to say much to
+          say much to say
+    """
+    lines = textwrap.wrap(text, _WIDTH - indent, break_long_words=False, break_on_hyphens=False)
+    return f"\n{' ' * indent}".join(lines)
 
 
 def count_text(count: int, noun: str) -> str:

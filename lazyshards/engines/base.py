@@ -40,12 +40,17 @@ class Engine(Protocol):
         """The name by which it is asked for."""
         ...
 
+    @property
+    def together_nbytes(self) -> int:
+        """Bytes of small results that are better read as one result and handed out as views of it."""
+        ...
+
     def why_not(self, dtype: np.dtype[np.generic], ndim: int) -> str | None:
         """Return why arrays of this dtype and number of axes cannot be held, or None if they can."""
         ...
 
-    def capacity(self, nbytes: int = 0) -> Capacity:
-        """Return what the engine can hold at this moment."""
+    def capacity(self, nbytes: int = 0, *, ahead: bool = False) -> Capacity:
+        """Return what the engine can hold now, of a result of ``nbytes``, which `begin` will read if ``ahead``."""
         ...
 
     def execute(self, plan: ReadPlan, *, out: Array | None = None, progress: Progress | None = None) -> Array:

@@ -333,8 +333,8 @@ def _bring_up() -> Started:
         stub = stub_path()
         assert stub is not None, "why_unavailable has seen to this"
         ctypes.CDLL(str(stub), mode=ctypes.RTLD_GLOBAL)
-        if runtime := cuda_runtime():
-            ctypes.CDLL(str(runtime), mode=ctypes.RTLD_GLOBAL)
+    if runtime := cuda_runtime():
+        ctypes.CDLL(str(runtime), mode=ctypes.RTLD_GLOBAL)
     changes = {}
     if not os.environ.get("LEGATE_CONFIG") and (driver is None or _device_count(driver) == 0):
         # Left to itself Legate asks the driver for GPUs, and gives up where there are none to count.
@@ -407,12 +407,20 @@ def _pool(config: str | None, option: str) -> int | None:
 
 
 def cuda_runtime() -> Path | None:
-    """Return the CUDA 12 runtime among the installed packages: Legate 26.1 needs it and does not look there."""
-    if not (_version("legate") or "").startswith("26.1."):
-        return None
+    """Return the CUDA runtime among the installed packages: Legate needs one, brings none, and does not look there.
+
+    None if there is none, or Legate finds the system's.
+    """
+    folder, name = "cu13", "libcudart.so.13"
+    if (_version("legate") or "").startswith("26.1."):
+        folder, name = "cuda_runtime", "libcudart.so.12"
+    else:
+        with contextlib.suppress(OSError):
+            ctypes.CDLL(name)
+            return None
     spec = importlib.util.find_spec("nvidia")
     folders = spec.submodule_search_locations if spec is not None else None
-    paths = (Path(folder) / "cuda_runtime/lib/libcudart.so.12" for folder in folders or [])
+    paths = (Path(place) / folder / "lib" / name for place in folders or [])
     return next((path for path in paths if path.is_file()), None)
 
 

@@ -23,6 +23,7 @@ class CupyEngine:
     """
 
     name = "cupy"
+    together_nbytes = 1 << 20
 
     def __init__(self) -> None:
         staging.device_count()
@@ -31,7 +32,7 @@ class CupyEngine:
         """Return why CuPy cannot hold such an array, or None if it can."""
         return why_not_cupy(dtype, ndim)
 
-    def capacity(self, nbytes: int = 0) -> Capacity:
+    def capacity(self, nbytes: int = 0, *, ahead: bool = False) -> Capacity:
         """Return one worker, and the free memory of the current GPU."""
         return Capacity(workers=1, result_nbytes=staging.free_nbytes())
 

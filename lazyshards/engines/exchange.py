@@ -1,4 +1,4 @@
-"""Two collectives: every rank gets the few bytes that each rank gave, or all the bytes that rank 0 gave.
+"""Collectives: every rank gets the few bytes that each rank gave, or all of them, or all that rank 0 gave.
 
 Legate itself carries them, in a launch of one point for each rank, or of one on rank 0, so that no other way between
 the ranks is needed and nothing can overtake what was launched before.
@@ -20,7 +20,7 @@ import legate.core.types as legate_types  # noqa: E402
 from legate.core import TaskContext, VariantCode, get_legate_runtime  # noqa: E402
 from legate.core.task import OutputStore, task  # noqa: E402
 
-__all__ = ["broadcast", "exchange"]
+__all__ = ["broadcast", "exchange", "exchange_all"]
 
 _HEAD_NBYTES = 8
 """Bytes of a row before the message: the rank, from 1, and the length of the message, four bytes each."""
@@ -66,6 +66,25 @@ def exchange(message: bytes, width: int) -> list[bytes]:
     told = _carry(message[:width], _started.node_count, width)
     assert len(told) == _started.node_count, f"the points ran on ranks {sorted(told)} of {_started.node_count} only"
     return [told[rank] for rank in range(_started.node_count)]
+
+
+def exchange_all(message: bytes) -> list[bytes]:
+    """Return all that every rank gave, by rank. Every rank must call it, in the same place of the program.
+
+    Parameters
+    ----------
+    message : bytes
+        What this rank gives, of any length.
+    """
+    length_nbytes = 8
+    length = len(message).to_bytes(length_nbytes, "little")
+    first = exchange(length + message[:_SHORT_NBYTES], length_nbytes + _SHORT_NBYTES)
+    lengths = [int.from_bytes(told[:length_nbytes], "little") for told in first]
+    pieces = [[told[length_nbytes:]] for told in first]
+    for start in range(_SHORT_NBYTES, max(lengths), _PIECE_NBYTES):
+        for told, piece in zip(pieces, exchange(message[start : start + _PIECE_NBYTES], _PIECE_NBYTES), strict=True):
+            told.append(piece)
+    return [b"".join(told) for told in pieces]
 
 
 def broadcast(message: bytes) -> bytes:

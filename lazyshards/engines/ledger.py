@@ -26,17 +26,21 @@ class Ledger:
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
         self._start: int | None = None
-        self._pieces: dict[int, tuple[int | None, int]] = {}
+        self._placed: dict[int, tuple[int, int]] = {}
+        self._unplaced: dict[int, int] = {}
+        self._unplaced_nbytes = 0  # their sum, kept: it is asked for at every batch
         self._keys: dict[int, Hashable] = {}
         self._dropped: set[int] = set()
         self._foreign_nbytes = 0
         self._next = 0
-        self._lock = threading.Lock()
+        # Reentrant: the collector may drop a result while a piece is being noted.
+        self._lock = threading.RLock()
 
     @property
     def live_nbytes(self) -> int:
         """Bytes of all pieces that are taken."""
-        return sum(nbytes for _, nbytes in self._pieces.values()) + self._foreign_nbytes
+        with self._lock:
+            return sum([nbytes for _, nbytes in self._placed.values()]) + self._unplaced_nbytes + self._foreign_nbytes
 
     def place_pool(self, start: int | None) -> None:
         """Say at which address the pool begins; None if that is not known."""
@@ -58,7 +62,8 @@ class Ledger:
         """
         with self._lock:
             self._next += 1
-            self._pieces[self._next] = (None, nbytes)
+            self._unplaced[self._next] = nbytes
+            self._unplaced_nbytes += nbytes
             if key is not None:
                 self._keys[self._next] = key
             return self._next
@@ -66,14 +71,18 @@ class Ledger:
     def place(self, number: int, address: int) -> None:
         """Say at which address a piece lies; what was dropped and lay there is gone."""
         with self._lock:
-            if number not in self._pieces:
+            if number in self._unplaced:
+                nbytes = self._unplaced.pop(number)
+                self._unplaced_nbytes -= nbytes
+            elif number in self._placed:
+                nbytes = self._placed[number][1]
+            else:
                 return
-            nbytes = self._pieces[number][1]
-            self._pieces[number] = (address, nbytes)
+            self._placed[number] = (address, nbytes)
             for other in list(self._dropped - {number}):
-                start, size = self._pieces[other]
-                if start is not None and start < address + nbytes and address < start + size:
-                    self._remove(other)
+                start, size = self._placed.get(other, (0, 0))
+                if start < address + nbytes and address < start + size:
+                    self.free(other)
 
     def drop(self, number: int) -> None:
         """Say that the result in a piece was dropped; views of it may be alive."""
@@ -81,7 +90,15 @@ class Ledger:
             if number in self._keys:
                 self._dropped.add(number)
             else:
-                self._remove(number)
+                self.free(number)
+
+    def free(self, number: int) -> None:
+        """Say that nobody holds a piece any more, nor any view of it."""
+        with self._lock:
+            self._placed.pop(number, None)
+            self._unplaced_nbytes -= self._unplaced.pop(number, 0)
+            self._keys.pop(number, None)
+            self._dropped.discard(number)
 
     def see(self, alive: Mapping[Hashable, int]) -> None:
         """Free the pieces of dropped results in whose memory no array lies, and take note of all other arrays.
@@ -92,15 +109,10 @@ class Ledger:
             By key, the bytes of the largest array that lies there.
         """
         with self._lock:
-            for number in [number for number in self._dropped if self._keys[number] not in alive]:
-                self._remove(number)
+            for number in [number for number in list(self._dropped) if self._keys[number] not in alive]:
+                self.free(number)
             ours = set(self._keys.values())
             self._foreign_nbytes = sum(nbytes for key, nbytes in alive.items() if key not in ours)
-
-    def _remove(self, number: int) -> None:
-        self._pieces.pop(number, None)
-        self._keys.pop(number, None)
-        self._dropped.discard(number)
 
     def largest_gap(self) -> int:
         """Return the bytes of the largest piece that is free.
@@ -108,13 +120,13 @@ class Ledger:
         Pieces whose place is not known are taken off it, as if each lay just there.
         """
         with self._lock:
-            pieces = list(self._pieces.values())
-        unplaced = sum(nbytes for address, nbytes in pieces if address is None) + self._foreign_nbytes
+            pieces = sorted(self._placed.values())
+            unplaced = self._unplaced_nbytes + self._foreign_nbytes
         if self._start is None:
             return max(0, self.nbytes - self.live_nbytes)
         largest, at = 0, self._start
         end = self._start + self.nbytes
-        for address, nbytes in sorted((address, nbytes) for address, nbytes in pieces if address is not None):
+        for address, nbytes in pieces:
             if self._start <= address < end:
                 largest = max(largest, address - at)
                 at = max(at, address + nbytes)

@@ -14,12 +14,14 @@ import gc
 import os
 import pickle
 import platform
+import random
 import re
 import sys
 import threading
 import warnings
 import weakref
 import zlib
+from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
 from queue import SimpleQueue
 from typing import Any
@@ -84,6 +86,8 @@ _REGION = re.compile(r"region: \(\d+, \([^)]*\), (\d+)\), field: (\d+)")
 """Where the text of a store says in which memory it lies: a tree of regions, whatever part of it, and a field."""
 _PLAIN_NBYTES = 64 << 10
 """Bytes of a plan up to which it is not compressed: below, compressing takes longer than it saves."""
+_LOOKED_AT = 8
+"""Adopted arrays that are looked at whenever one more is adopted."""
 _TILES_AT_ONCE = 3
 """Tiles that huge pages must be free for: two that are filled at the same time, and some to spare."""
 _threads = ThreadEngine()
@@ -100,12 +104,14 @@ class LegateEngine:
     """
 
     name = "legate"
+    together_nbytes = 4 << 20  # a new array costs ten times a view of one
 
     def __init__(self) -> None:
         nbytes, count = _started.sysmem_nbytes, _started.node_count
         if _on_gpu():
             nbytes, count = _started.fbmem_nbytes, _worker_count()
         self._unchecked = 0
+        self._adopted: deque[tuple[weakref.ref[Any], int]] = deque()
         if _started.node_count > 1:
             # The pools are taken for equal, so that what does not fit is refused on every rank or on none.
             nbytes = min(map(int, ranks.gather(str(nbytes or 0))))
@@ -115,7 +121,7 @@ class LegateEngine:
         """Return why cuPyNumeric cannot hold such an array, or None if it can."""
         return why_not_legate(dtype, ndim)
 
-    def capacity(self, nbytes: int = 0) -> Capacity:
+    def capacity(self, nbytes: int = 0, *, ahead: bool = False) -> Capacity:
         """Return the processors, and what is left of their memory after the arrays that are still alive.
 
         Those of the user are looked for only if ``nbytes`` may not fit, and those in reference cycles are collected
@@ -127,6 +133,7 @@ class LegateEngine:
             return Capacity(_worker_count())
         free = _free_nbytes(ledger)
         if nbytes > _SURE * free:
+            self._forget_gone(ledger, len(self._adopted))
             ledger.see(_arrays_alive())
             free = _free_nbytes(ledger)
         if nbytes > free:
@@ -134,7 +141,8 @@ class LegateEngine:
             gc.collect()
             ledger.see(_arrays_alive())
             free = _free_nbytes(ledger)
-        return Capacity(_worker_count(), result_nbytes=free)
+        by_threads = ahead and _shares_instance()
+        return Capacity(_worker_count(), result_nbytes=free, takes_next=by_threads, ships=not by_threads)
 
     def execute(self, plan: ReadPlan, *, out: Any = None, progress: Progress | None = None) -> Any:
         """Run the plan in one launch, wait for its tiles, and return the cuPyNumeric array."""
@@ -215,11 +223,23 @@ class LegateEngine:
         result = _attach(array)
         ledger = self._ledger
         if ledger is not None:
+            self._forget_gone(ledger, _LOOKED_AT)
             number = ledger.add(array.nbytes, _memory_of(as_logical_array(result).data))
             # Legate holds the memory for as long as any view of the result does, and lets go of it in time.
-            holder = array if array.base is None else array.base
-            weakref.finalize(holder, ledger.free, number).atexit = False
+            self._adopted.append((weakref.ref(array if array.base is None else array.base), number))
         return result
+
+    def _forget_gone(self, ledger: Ledger, most: int) -> None:
+        """Free what adopted arrays took that are gone, of the ``most`` that were looked at longest ago.
+
+        No callback tells of it: Python forgets an interrupt that meets one.
+        """
+        for _ in range(min(most, len(self._adopted))):
+            holder, number = self._adopted.popleft()
+            if holder() is None:
+                ledger.free(number)
+            else:
+                self._adopted.append((holder, number))
 
     def place(self, number: int, address: int) -> None:
         """Note where a result lies in the pool."""
@@ -281,6 +301,17 @@ _tables: dict[int, list[_StatusTable]] = {}
 
 # At the end of the process they must be gone before Legate is.
 get_legate_runtime().add_shutdown_callback(_tables.clear)
+
+
+def _seed_as_before() -> None:
+    """Undo that seeding warns: Legate does not go on in a forked child, such as a DataLoader's worker, which seeds."""
+    if getattr(random.seed, "__module__", "") == "legate.core":
+        random.seed = random.random.__self__.seed  # type: ignore[attr-defined]  # a method of the module's instance
+    if getattr(np.random.seed, "__module__", "") == "legate.core":
+        np.random.seed = np.random.mtrand.seed
+
+
+os.register_at_fork(after_in_child=_seed_as_before)
 
 
 class _Launched:

@@ -43,6 +43,7 @@ __all__ = [
     "once",
     "plan_facts",
     "rank_note",
+    "shared_out",
     "together",
 ]
 
@@ -207,7 +208,7 @@ def _portable(error: Exception | None) -> Exception | None:
     try:
         pickle.loads(pickle.dumps(error))  # noqa: S301  # as it comes back
     except Exception:  # noqa: BLE001  # whatever it is that cannot be had back
-        return EngineError(f"rank 0 failed with {type(error).__name__}: {error}")
+        return EngineError(f"rank {node_id()} failed with {type(error).__name__}: {error}")
     return error
 
 
@@ -273,6 +274,34 @@ def together(work: Callable[[], T], facts: Callable[[T], Facts], engine: str, *,
 def gather(text: str) -> list[str]:
     """Return what every rank says, in at most 256 bytes of ASCII, by rank. Every rank must call it."""
     return [told.decode("ascii") for told in _exchange(text.encode("ascii"), 256)]
+
+
+def shared_out(work: Callable[[], T]) -> list[T]:
+    """Return what every rank's share of some work gave, by rank, or raise on all what the first that failed raised.
+
+    Every rank must call it, in the same place of the program.
+
+    Parameters
+    ----------
+    work : callable
+        Does this rank's share. It launches nothing; what it returns can be pickled.
+    """
+    end_together()
+    from lazyshards.engines.exchange import exchange_all
+
+    error: Exception | None = None
+    try:
+        message = pickle.dumps((work(), None), protocol=pickle.HIGHEST_PROTOCOL)
+    except Exception as exc:  # noqa: BLE001  # raised below, once the others know
+        error = exc
+        message = pickle.dumps((None, _portable(exc)), protocol=pickle.HIGHEST_PROTOCOL)
+    told = [pickle.loads(each) for each in exchange_all(message)]  # noqa: S301  # from the ranks of this very run
+    failed = [rank for rank, (_, wrong) in enumerate(told) if wrong is not None]
+    if failed:
+        if failed[0] == node_id() and error is not None:
+            raise error
+        raise told[failed[0]][1]
+    return [done for done, _ in told]
 
 
 def _exchange(message: bytes, width: int) -> list[bytes]:

@@ -6,10 +6,12 @@ import mmap
 import os
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from functools import partial
 from math import prod
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,8 +31,8 @@ from lazyshards.tiling import align_tile_rows
 
 __all__ = ["PendingArray", "ThreadEngine", "allocate", "cpu_count", "fill_together"]
 
-_LEAST_KEPT_NBYTES, _MOST_KEPT_NBYTES, _MOST_KEPT = 64 << 10, 256 << 20, 4
-"""Bytes of the least and the largest batch whose memory is used again, and how many of one size are kept."""
+_LEAST_KEPT_NBYTES, _MOST_KEPT_NBYTES, _MOST_KEPT = 64 << 10, 256 << 20, 16
+"""Bytes of the least and the largest batch whose memory is used again, and how many of one size are remembered."""
 
 
 def cpu_count() -> int:
@@ -63,6 +65,7 @@ class ThreadEngine:
     """
 
     name = "numpy"
+    together_nbytes = 1 << 20
 
     def why_not(self, dtype: np.dtype[np.generic], ndim: int) -> str | None:
         """Return None: NumPy holds every dtype; the number of axes is NumPy's own to refuse."""
@@ -71,7 +74,7 @@ class ThreadEngine:
     def __init__(self) -> None:
         self._capacity = Capacity(workers=cpu_count(), takes_next=True, ships=False)
 
-    def capacity(self, nbytes: int = 0) -> Capacity:
+    def capacity(self, nbytes: int = 0, *, ahead: bool = False) -> Capacity:
         """Return one worker for each processor, and no bound but the operating system's."""
         return self._capacity
 
@@ -229,11 +232,12 @@ class PendingArray:
 class _Buffers:
     """Memory of results that were dropped, kept for the next ones while somebody reads one after the other.
 
-    Fresh memory costs a page fault for every 4 KiB, which is more than copying a small row into it.
+    Fresh memory costs a page fault for every 4 KiB, which is more than copying a small row into it. Which results are
+    gone is seen when memory is asked for, and not told by a callback: Python forgets an interrupt that meets one.
     """
 
     def __init__(self) -> None:
-        self._free: dict[int, list[npt.NDArray[np.generic]]] = {}
+        self._lent: dict[int, deque[tuple[weakref.ref[Any], npt.NDArray[np.generic]]]] = {}
         self._readers = 0
         self._lock = threading.Lock()
 
@@ -249,30 +253,27 @@ class _Buffers:
         with self._lock:
             self._readers -= 1
             if not self._readers:
-                self._free = {}
+                self._lent = {}
 
     def take(self, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> npt.NDArray[np.generic]:
-        """Return an uninitialised array whose memory comes back when nobody uses it any more."""
+        """Return an uninitialised array, in memory that nobody uses any more if there is some."""
         nbytes = prod(shape) * dtype.itemsize
-        if not _LEAST_KEPT_NBYTES <= nbytes <= _MOST_KEPT_NBYTES:
+        if not self._readers or not _LEAST_KEPT_NBYTES <= nbytes <= _MOST_KEPT_NBYTES:
             return allocate(shape, dtype)
-        free = self._free.get(nbytes)
-        try:
-            memory = free.pop() if free else allocate((nbytes,), np.dtype(np.uint8))
-        except IndexError:  # another thread was quicker
-            memory = allocate((nbytes,), np.dtype(np.uint8))
-        # What every view of the array refers to, and what can be seen to go.
-        owner = (ctypes.c_char * nbytes).from_buffer(memory.data)
-        weakref.finalize(owner, self._give_back, memory).atexit = False
+        with self._lock:
+            # The oldest is forgotten when there are many: its memory goes with the result in it.
+            lent = self._lent.setdefault(nbytes, deque(maxlen=_MOST_KEPT))
+            gone = next((i for i, (owner, _) in enumerate(lent) if owner() is None), None)
+            if gone is None:
+                memory = allocate((nbytes,), np.dtype(np.uint8))
+            else:
+                memory = lent[gone][1]
+                del lent[gone]
+            # What every view of the array refers to, and what can be seen to go.
+            owner = (ctypes.c_char * nbytes).from_buffer(memory.data)
+            lent.append((weakref.ref(owner), memory))
         array: npt.NDArray[np.generic] = np.frombuffer(memoryview(owner), np.uint8).view(dtype).reshape(shape)
         return array
-
-    def _give_back(self, memory: npt.NDArray[np.generic]) -> None:
-        """Keep memory, or let it go; takes no lock, since it may be called anywhere."""
-        if self._readers:
-            free = self._free.setdefault(memory.nbytes, [])
-            if len(free) < _MOST_KEPT:
-                free.append(memory)
 
 
 def _check_out(out: object, plan: ReadPlan) -> None:

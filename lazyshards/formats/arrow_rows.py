@@ -1,6 +1,6 @@
 """Rows of an Arrow file: the buffers of the wanted columns are read, decompressed and turned into rows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
@@ -10,6 +10,8 @@ import numpy.typing as npt
 from lazyshards.formats.arrow_headers import DamagedError, Message
 from lazyshards.formats.arrow_schema import Index, Slot, load_pyarrow
 from lazyshards.formats.columns import Column, ColumnError, Scratch, View, to_numpy, values_of, write_rows, write_strip
+from lazyshards.formats.kept import Kept
+from lazyshards.formats.stamps import check_stamps
 from lazyshards.layout import Shard
 from lazyshards.selection import Cell
 from lazyshards.storage.base import Part, Storage
@@ -24,6 +26,10 @@ _SKIP_NBYTES = 256 << 10
 """Bytes of unwanted rows that are decompressed at a time."""
 _LISTS_AT_A_TIME = 1 << 17
 """Lists whose lengths are checked at a time."""
+
+
+_decompressed: Kept[Any] = Kept(64 << 20)  # of pyarrow.RecordBatch, which has no types
+"""Columns of compressed batches of which a part was asked for."""
 
 
 class _Want(NamedTuple):
@@ -253,10 +259,25 @@ class BatchReader:
                 )
 
     def _decode_whole(self, columns: Mapping[str, Column], start: int, stop: int) -> dict[str, npt.NDArray[np.generic]]:
-        """Return rows [start, stop) of some columns; pyarrow decompresses them: it is shown a stream of these."""
+        """Return rows [start, stop) of some columns."""
+        found = self._record_batch(columns, is_all=stop - start == self._batch.rows).slice(start, stop - start)
+        return {name: to_numpy(found.column(name), column, self._view) for name, column in columns.items()}
+
+    def _record_batch(self, names: Iterable[str], *, is_all: bool) -> Any:  # of pyarrow, which has no types
+        """Return some columns of the batch; pyarrow decompresses them: it is shown a stream of these.
+
+        Unless all rows of it are wanted it is kept, as the rest is likely to be asked for next: by the tile or the
+        slice beside this one.
+        """
+        slots = [self._slot(name) for name in names]
+        shard, fields = self._shard, sorted([slot.number for slot in slots])
+        key = shard.path, shard.stamp, self._batch.body, tuple(fields)
+        known = None if is_all else _decompressed.get(key)
+        if known is not None:
+            check_stamps([(shard.path, shard.stamp)], self._storage)
+            return known
         pa = load_pyarrow()
         schema, batch = self._index.schema, self._batch
-        slots = [self._slot(name) for name in columns]
         numbers = [number for slot in slots for number in range(slot.buffer, slot.buffer + slot.buffers)]
         moved = np.zeros_like(batch.buffers)
         body_nbytes = 0
@@ -265,11 +286,13 @@ class BatchReader:
             moved[number] = body_nbytes, nbytes
             body_nbytes += -(-nbytes // 8) * 8
         head = schema.message.ljust(-(-len(schema.message) // 8) * 8, b"\0") + batch.moved(moved, body_nbytes)
-        room = self._scratch.room("stream", len(head) + body_nbytes)
+        stream_nbytes = len(head) + body_nbytes
+        # What is kept may refer to it: buffers that compressing would have made longer are stored as they were.
+        room = self._scratch.room("stream", stream_nbytes) if is_all else np.empty(stream_nbytes, np.uint8)
         room[: len(head)] = np.frombuffer(head, np.uint8)
         body = room[len(head) :].data
         self._buffers.fetch([(number, body[at : at + n]) for number in numbers for at, n in (moved[number].tolist(),)])
-        options = pa.ipc.IpcReadOptions(included_fields=sorted([slot.number for slot in slots]), use_threads=False)
+        options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
         with pa.ipc.open_stream(pa.py_buffer(room), options=options) as stream:
             found = next(iter(stream), None)
         if found is None:
@@ -277,8 +300,9 @@ class BatchReader:
         found.validate(full=any([slot.offsets for slot in slots]))
         if found.num_rows != batch.rows:
             raise DamagedError(f"a batch of {found.num_rows:,} rows, expected {batch.rows:,}")
-        found = found.slice(start, stop - start)
-        return {name: to_numpy(found.column(name), column, self._view) for name, column in columns.items()}
+        if not is_all:
+            _decompressed.put(key, found, found.nbytes + stream_nbytes)
+        return found
 
     def _values(self, columns: Mapping[str, Column], start: int, stop: int) -> dict[str, npt.NDArray[np.generic]]:
         """Return rows [start, stop) of some columns."""

@@ -10,6 +10,7 @@ fletcher32) and in the registered filter plugins' own documents (blosc, lz4, zst
 import sys
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from types import ModuleType
@@ -148,7 +149,24 @@ def inflater() -> Any:  # a module: the fastest that is installed
     return isal_zlib
 
 
+@cache
+def _libdeflate() -> Any:  # a module without types
+    """Return the binding of libdeflate, which inflates what is in memory as a whole faster yet, or None."""
+    try:
+        import deflate
+    except ImportError:
+        return None
+    return deflate
+
+
 def _undo_deflate(data: memoryview, nbytes: int, values: tuple[int, ...], out: Bytes | None) -> memoryview:
+    fast = _libdeflate()
+    if fast is not None:
+        # It says no more than that something is wrong; what that is, the stream tells.
+        with suppress(fast.DeflateError):
+            whole: bytearray = fast.zlib_decompress(data, nbytes)
+            if len(whole) == nbytes:
+                return memoryview(whole)
     inflate = inflater()
     try:
         stream = inflate.decompressobj()

@@ -9,6 +9,7 @@ Source: the layouts and the fill value's meaning are described in the HDF5 file 
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -88,13 +89,16 @@ class Hdf5Format:
         h5py()
         is_local = storage.local_path(paths[0]) is not None
         heads = storage.heads(paths, len(SIGNATURE) if is_local else _REMOTE_HEAD_NBYTES)
-        describer = Describer(storage, _common_folder(paths), chosen.allow_external, chosen.fills)
+        common = _common_folder(paths)
+        describer = Describer(storage, common, chosen.allow_external, chosen.fills)
         found: list[Shard | Fault] = []
         only = ""
         for path, head in zip(paths, heads, strict=True):
             if head.error is not None:
                 found.append(unreadable(path, head.error))
                 continue
+            if common == "/":  # nothing in common: each may refer to what is beside it
+                describer = replace(describer, root=path[: path.rfind("/") + 1])
             try:
                 with open_file(path, storage, head.stamp.size, head.data) as file:
                     if chosen.names is None:
@@ -146,7 +150,7 @@ class Hdf5Format:
                 _read_whole(detail, path, shard.stamp, start, out, cell, storage)
             else:
                 self._read_joined(detail, start, out, cell, storage)
-                check_stamps([(path, shard.stamp)], storage)
+                check_stamps([(path, shard.stamp), *detail.between], storage)
         except ShardReadError as exc:
             if path in str(exc):
                 raise

@@ -27,8 +27,8 @@ _MOST_LISTED = 1 << 20
 """Chunks of a dataset that are listed at once; of a dataset with more, each is asked for."""
 _TABLES_NBYTES = 64 << 20
 """Bytes of lists of chunks that are kept."""
-_WINDOW_NBYTES = 4 << 20
-"""Bytes of stored chunks that are read together, at least one chunk."""
+_WINDOW_NBYTES = 1 << 20
+"""Bytes of stored chunks that are read together, at least one chunk: few enough to be in the cache yet when decoded."""
 
 
 class Chunks(NamedTuple):

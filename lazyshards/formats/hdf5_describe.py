@@ -1,6 +1,8 @@
 """What is known of an HDF5 dataset after its metadata was read, and where its bytes are: in this file or in others."""
 
 import os
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple
@@ -11,7 +13,7 @@ from lazyshards.formats.codecs import Filter, can_decode
 from lazyshards.formats.hdf5_chunks import Chunks
 from lazyshards.formats.hdf5_library import H5File, RefusedError, h5py, has_filter, list_chunks, open_file, pipeline
 from lazyshards.formats.hdf5_names import Elsewhere, find_dataset
-from lazyshards.formats.hdf5_selections import check_reach, find_run, is_bounded
+from lazyshards.formats.hdf5_selections import check_reach, count_covered, find_run, is_bounded
 from lazyshards.layout import Decoded, Packed, Shard
 from lazyshards.storage.base import Stamp, Storage
 
@@ -20,7 +22,7 @@ __all__ = ["Describer", "Joined", "Piece", "Whole"]
 _MOST_EDGES = 4096
 """Edges that a shard lists; of more, evenly spaced ones are listed."""
 _MOST_DEPTH = 16
-"""Files that may refer to one another in a row."""
+"""Datasets that may refer to one another in a row."""
 _SHUFFLE = 2
 
 
@@ -54,7 +56,9 @@ class Joined(NamedTuple):
     path: str
     """The file that refers to the others; empty for the shard's own."""
     pieces: tuple[Piece, ...]
-    """In row order, without holes."""
+    """In row order, without holes; none of them is joined from others."""
+    between: tuple[tuple[str, Stamp], ...] = ()
+    """Files that refer to those of the pieces and are referred to themselves, and what they were."""
 
     @property
     def edges(self) -> tuple[int, ...]:
@@ -110,8 +114,14 @@ class Describer:
     root: str
     allow_external: bool
     fills: bool
-    _depth: list[str] = field(default_factory=list)
-    """The files that led here."""
+    _depth: list[tuple[str, str]] = field(default_factory=list)
+    """File and name of the datasets that led here."""
+    _known: dict[tuple[str, str], Shard] = field(default_factory=dict)
+    """What others refer to, by file and name: many may refer to one."""
+    _met: dict[str, Stamp] = field(default_factory=dict)
+    """Files that others refer to."""
+    _raw: set[str] = field(default_factory=set)
+    """Those of them that are external storage."""
 
     def describe(self, file: H5File, stamp: Stamp, name: str) -> Shard:
         """Return the dataset as a shard of the file that it is in, which an external link may have led to.
@@ -152,19 +162,31 @@ class Describer:
 
     def _describe_at(self, path: str, name: str) -> Shard:
         """Describe a dataset of another file."""
-        if len(self._depth) >= _MOST_DEPTH:
-            raise RefusedError(f"refers to files that refer to one another without end, the last being {path!r}")
+        return self._describe_once(path, name, lambda: self._open_at(path, name))
+
+    def _describe_once(self, path: str, name: str, describe: Callable[[], Shard]) -> Shard:
+        """Describe what is referred to, unless it leads back to itself, or is known."""
+        key = path, name
+        if key not in self._known:
+            if len(self._depth) >= _MOST_DEPTH:
+                raise RefusedError(f"refers to datasets that refer to one another without end, the last in {path!r}")
+            self._depth.append(key)
+            try:
+                self._known[key] = describe()
+            finally:
+                self._depth.pop()
+        return self._known[key]
+
+    def _open_at(self, path: str, name: str) -> Shard:
         (head,) = self.storage.heads([path], 8)
         if head.error is not None:
             raise RefusedError(f"refers to {path!r}, which cannot be read: {head.error.strerror or head.error}")
-        self._depth.append(path)
+        self._met[path] = head.stamp
         try:
             with open_file(path, self.storage, head.stamp.size, head.data) as other:
                 return self.describe(other, head.stamp, name)
         except RefusedError as exc:
             raise RefusedError(f"refers to {path!r}, which {exc}") from exc
-        finally:
-            self._depth.pop()
 
     def _resolve(self, path: str, other: str, what: str) -> str:
         """Return the file that another one is called in ``path``, if it may be read."""
@@ -245,6 +267,7 @@ class Describer:
                 what = str(head.error) if head.error else f"holds {head.stamp.size:,} bytes"
                 raise RefusedError(f"refers to {path!r}, which {what}, expected {offset + count:,} bytes")
             rows = count // row_nbytes
+            self._raw.add(path)
             part = array._replace(shape=(rows, *array.shape[1:])).shard(path, head.stamp, Packed(int(offset)))
             pieces.append(Piece(done // row_nbytes, 0, rows, part))
             done += count
@@ -257,36 +280,56 @@ class Describer:
         """Describe a virtual dataset: joined from whole rows of its sources, or for the library to put together."""
         pieces: list[Piece] | None = []
         sources: dict[str, Stamp] = {}
-        known: dict[tuple[str, str], Shard] = {}
-        mapped = 0
+        targets = []
         for i in range(array.plist.get_virtual_count()):
             target, origin = array.plist.get_virtual_vspace(i), array.plist.get_virtual_srcspace(i)
-            names = array.plist.get_virtual_filename(i), array.plist.get_virtual_dsetname(i)
-            if "%b" in "".join(names) or not is_bounded(target) or not is_bounded(origin):
+            # A percent sign is written as two; with a letter it numbers files or datasets.
+            written = array.plist.get_virtual_filename(i), array.plist.get_virtual_dsetname(i)
+            if "%b" in "".join(written).replace("%%", "") or not is_bounded(target) or not is_bounded(origin):
                 raise RefusedError(f"has the virtual dataset {array.name!r} of unlimited size, expected a fixed one")
-            if names not in known:
-                known[names] = self._describe_source(file, array, *names)
-            source = known[names]
+            source = self._describe_source(file, array, *[name.replace("%%", "%") for name in written])
             sources.update(_files_of(source))
-            mapped += target.get_select_npoints()
+            targets.append(target)
+            if not target.get_select_npoints():
+                continue
             check_reach(target, origin, source)
+            _check_types(source, array)
             piece = _piece(
                 find_run(target, array.shape), find_run(origin, (source.rows, *source.row_shape)), array, source
             )
             pieces = None if pieces is None or piece is None else [*pieces, piece]
-        if mapped < prod(array.shape):
-            self._need_fill_value(array)
         if pieces is not None:
-            pieces.sort()
+            pieces.sort(key=_first)
             ends = [0, *[piece.first + piece.rows for piece in pieces]]
             if [piece.first for piece in pieces] == ends[:-1] and ends[-1] == array.shape[0]:
-                joined = Joined("", tuple(pieces))
+                joined = _join(pieces)
                 return Decoded(joined, joined.edges)
+        covered = count_covered(targets, array.shape)
+        if covered < prod(array.shape):
+            if covered < sum([target.get_select_npoints() for target in targets]):
+                # By their number the library would take them for all, and return whatever was in memory.
+                raise RefusedError(
+                    f"has the virtual dataset {array.name!r} in which elements are mapped more than once, and others "
+                    "not at all"
+                )
+            self._need_fill_value(array)
         if self.storage.local_path(file.path) is None:
             raise RefusedError(
                 f"has the virtual dataset {array.name!r} that is not made of whole rows of its sources, which can be "
                 "read on this machine only"
             )
+        # The library opens the sources itself, and must find those that were found here.
+        if self._raw.intersection(sources):
+            raise RefusedError(
+                f"has the virtual dataset {array.name!r} that is not made of whole rows of its sources, and these have "
+                "their values in external files, which the HDF5 library looks for in the working directory"
+            )
+        if os.environ.get("HDF5_VDS_PREFIX"):
+            raise RefusedError(
+                f"has the virtual dataset {array.name!r} that the HDF5 library must read, which HDF5_VDS_PREFIX "
+                "sends elsewhere for its sources; unset it"
+            )
+        sources.update(self._met)
         sources.pop(file.path, None)
         return Decoded(Whole("", array.name, tuple(sources.items())))
 
@@ -295,7 +338,7 @@ class Describer:
             (head,) = self.storage.heads([file.path], 8)
             if dataset.strip("/") == array.name:
                 raise RefusedError(f"has the virtual dataset {array.name!r} that is its own source")
-            return self.describe(file, head.stamp, dataset)
+            return self._describe_once(file.path, dataset, lambda: self.describe(file, head.stamp, dataset))
         return self._describe_at(self._resolve(file.path, name, f"a source of {array.name!r}"), dataset)
 
 
@@ -359,9 +402,44 @@ def _files_of(shard: Shard) -> dict[str, Stamp]:
     if isinstance(detail, Whole):
         found.update(detail.sources)
     elif isinstance(detail, Joined):
+        found.update(detail.between)
         for piece in detail.pieces:
             found.update(_files_of(piece.shard))
     return found
+
+
+def _first(piece: Piece) -> int:
+    return piece.first
+
+
+def _join(pieces: Sequence[Piece]) -> Joined:
+    """Return pieces joined; those that are joined from others themselves are replaced by these."""
+    flat: list[Piece] = []
+    between: dict[str, Stamp] = {}
+    for piece in pieces:
+        detail = piece.shard.source.detail if isinstance(piece.shard.source, Decoded) else None
+        if not isinstance(detail, Joined):
+            flat.append(piece)
+            continue
+        between |= {piece.shard.path: piece.shard.stamp} | dict(detail.between)
+        stop = piece.start + piece.rows
+        at = bisect_right(detail.pieces, piece.start, key=_first) - 1
+        while at < len(detail.pieces) and detail.pieces[at].first < stop:
+            inner = detail.pieces[at]
+            a, b = max(inner.first, piece.start), min(inner.first + inner.rows, stop)
+            flat.append(Piece(piece.first + a - piece.start, inner.start + a - inner.first, b - a, inner.shard))
+            at += 1
+    return Joined("", tuple(flat), tuple(between.items()))
+
+
+def _check_types(source: Shard, array: _Array) -> None:
+    """Raise RefusedError if values of a source may become others: the library would cut numbers off without a word."""
+    stored, wanted = source.dtype, array.dtype
+    if stored.names is None and wanted.names is None and not np.can_cast(stored, wanted, "same_kind"):
+        raise RefusedError(
+            f"has the virtual dataset {array.name!r} of {wanted} with a source of {stored}, in {source.path!r}: "
+            "expected a type whose values it can hold"
+        )
 
 
 def _piece(
@@ -370,6 +448,8 @@ def _piece(
     """Return a piece of whole rows, or None if the mapping is no such thing."""
     width = prod(array.shape[1:])
     if target is None or origin is None or target[1] != origin[1] or target[0] % width or target[1] % width:
+        return None
+    if not array.is_plain:
         return None
     if source.dtype.newbyteorder("=") != array.dtype.newbyteorder("="):
         return None

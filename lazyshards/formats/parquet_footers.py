@@ -58,6 +58,10 @@ class Footer(NamedTuple):
     """Where their pages lie, as far as they were asked for."""
     headers: dict[int, PageHeader]
     """Headers of pages of which a few rows were decoded, by first byte."""
+    plain: dict[int, int]
+    """First byte of the values of pages that hold them as they are, by first byte of the page, as far as known."""
+    refused: set[tuple[int, ...]]
+    """Row groups and their leaves whose pages were seen to be such that the library must decode them."""
     leaves: dict[tuple[int, str], object]
     """How the columns of row groups are decoded that were asked for a few rows, by row group and name."""
 
@@ -165,7 +169,7 @@ def _parse(path: str, data: bytes, schemas: list[Schema]) -> Footer | Fault:
     chunks = _count_values(metadata, schema, data)
     if isinstance(chunks, str):
         return Fault(path, f"has a damaged footer: {chunks}")
-    return Footer(metadata, (0, *accumulate(counts)), len(data), schema, {}, chunks, set(), {}, {}, {})
+    return Footer(metadata, (0, *accumulate(counts)), len(data), schema, {}, chunks, set(), {}, {}, {}, set(), {})
 
 
 def load_footer(shard: Shard, footer_nbytes: int, storage: Storage) -> Footer:

@@ -4,16 +4,26 @@ Each page has a header, a struct in Thrift's compact protocol, that says how lon
 holds: they are walked from the first on, and kept. Source: the format's specification, ``parquet.thrift``.
 """
 
+import ctypes
 from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from lazyshards.formats.parquet_thrift import CutError, MalformedError, parse_struct
+from lazyshards.formats.parquet_thrift import CutError, MalformedError, Struct, parse_struct
+from lazyshards.native import find_library
 from lazyshards.storage.base import Storage
 
-__all__ = ["PageHeader", "Pages", "locate_pages"]
+__all__ = ["DATA", "DATA_2", "DICTIONARY", "PageHeader", "Pages", "locate_pages", "parse_header"]
 
-_DATA, _DICTIONARY, _DATA_2 = 0, 2, 3
+DATA = 0
+"""Kind of a page of values."""
+DICTIONARY = 2
+"""Kind of a page of the values of a dictionary."""
+DATA_2 = 3
+"""Kind of a page of values whose levels are never compressed."""
+_STRUCTS = {DATA: 5, DICTIONARY: 7, DATA_2: 8}
+"""Number of the field of a header that says more of a page, by its kind."""
+_RLE = 3
 _HEADER_NBYTES = 256
 """Bytes that the header of a page seldom exceeds."""
 _MOST_HEADER_NBYTES = 1 << 20
@@ -25,6 +35,8 @@ class PageHeader(NamedTuple):
 
     own_nbytes: int
     """Bytes of the header."""
+    kind: int
+    """Whether it holds values, those of a dictionary, or something else."""
     nbytes: int
     """Bytes of what follows it, as they lie in the file."""
     inflated_nbytes: int
@@ -39,6 +51,8 @@ class PageHeader(NamedTuple):
     """Bytes of levels that stand before the values, uncompressed; -1 where the page itself tells."""
     is_raw: bool = False
     """Whether the values are not compressed, whatever the column says."""
+    is_full: bool = True
+    """Whether its levels are coded as they are today, and it is not known to hold nulls."""
 
 
 class Pages(NamedTuple):
@@ -116,26 +130,19 @@ def _walk(pages: Pages, data: bytes, end: int, until: int) -> Pages:
     at, moved = 0, False
     while value < until:
         try:
-            header, after = parse_struct(data, at)
+            header = parse_header(data, at)
         except CutError:
             if moved:
                 break
             raise
-        kind, nbytes = header.get(1), header.get(3)
-        if not isinstance(nbytes, int) or nbytes < 0:
-            raise MalformedError("no page")
-        size = after - at + nbytes
+        size = header.own_nbytes + header.nbytes
         if offset + size > end:
             raise MalformedError("no page")
-        if kind in (_DATA, _DATA_2):
-            described = header.get(5 if kind == _DATA else 8)
-            count = described.get(1) if isinstance(described, dict) else None
-            if not isinstance(count, int) or count < 0:
-                raise MalformedError("no page")
-            if count:
+        if header.kind in (DATA, DATA_2):
+            if header.values:
                 offsets, values = (*offsets, offset), (*values, value)
-            value += count
-        elif kind == _DICTIONARY and not offsets:
+            value += header.values
+        elif header.kind == DICTIONARY and not offsets:
             dictionary = (offset, offset + size)
         offset, at, moved = offset + size, at + size, True
         if offset >= end:
@@ -145,3 +152,74 @@ def _walk(pages: Pages, data: bytes, end: int, until: int) -> Pages:
         if at >= len(data):
             break
     return Pages(dictionary, offsets, values, offset, value)
+
+
+_Facts = ctypes.c_int64 * 9
+_MISSING = -(1 << 63)
+
+
+def parse_header(data: bytes | memoryview, at: int, address: int = 0) -> PageHeader:
+    """Return the header of the page that begins at byte ``at`` of some data.
+
+    Parameters
+    ----------
+    data : bytes or memoryview
+    at : int
+    address : int
+        Of the first byte of the data, if that is known.
+
+    Raises
+    ------
+    CutError
+        If it goes on behind the data.
+    MalformedError
+        If it is none.
+    """
+    library = find_library()
+    if library is None or not (address or isinstance(data, bytes)):
+        struct, end = parse_struct(data, at)
+        fields = _listed(struct)
+        more = struct.get(_STRUCTS.get(fields[1], 0))
+        return _header(fields, _listed(more if isinstance(more, dict) else {}), end - at)
+    facts = _Facts()
+    place = address + at if address else data[at:] if at else data
+    size = library.lazyshards_page(place, len(data) - at, facts)
+    if size <= 0:
+        raise CutError("a header that is cut") if size == 0 else MalformedError("no header")
+    kind, nbytes, inflated_nbytes, checksum, values, encoding, levels, is_raw, is_full = facts
+    return PageHeader(
+        size,
+        kind,
+        nbytes,
+        inflated_nbytes,
+        None if checksum == _MISSING else checksum,
+        values,
+        encoding,
+        levels,
+        is_raw == 1,
+        is_full == 1,
+    )
+
+
+def _listed(struct: Struct) -> list[int]:
+    """Return the integers among fields 0 to 7."""
+    values = [struct.get(number, _MISSING) for number in range(8)]
+    return [value if isinstance(value, int) else _MISSING for value in values]
+
+
+def _header(fields: list[int], more: list[int], own_nbytes: int) -> PageHeader:
+    """Return a header of these fields, and of those of the struct that is for its kind."""
+    _, kind, inflated_nbytes, nbytes, checksum, *_ = fields
+    values, encoding, levels, is_raw, is_full = more[1], more[2], -1, False, True
+    if kind == DATA:
+        is_full = more[3] == _RLE
+    elif kind == DATA_2:
+        encoding, levels, is_raw, is_full = more[4], more[5] + more[6], more[7] == 0, more[2] == 0
+        if not 0 <= min(more[5:7]) <= max(more[5:7]) < 1 << 31:
+            raise MalformedError("no page")
+    elif kind != DICTIONARY:
+        values = encoding = 0
+    if min(nbytes, inflated_nbytes, values, encoding) < 0:
+        raise MalformedError("no page")
+    known = None if checksum == _MISSING else checksum
+    return PageHeader(own_nbytes, kind, nbytes, inflated_nbytes, known, values, encoding, levels, is_raw, is_full)

@@ -12,9 +12,10 @@ import numpy.typing as npt
 
 from lazyshards.errors import ShardReadError
 from lazyshards.formats.columns import Column, Scratch, View, to_numpy, write_rows
-from lazyshards.formats.parquet_few import Leaf, find_leaf, read_few
+from lazyshards.formats.parquet_bands import Place, read_columns
 from lazyshards.formats.parquet_footers import MAGIC, Footer, load_pyarrow
 from lazyshards.formats.parquet_pages import locate_pages
+from lazyshards.formats.parquet_values import Leaf, find_leaf
 from lazyshards.layout import Shard
 from lazyshards.selection import Cell
 from lazyshards.storage.base import Part, Storage
@@ -31,12 +32,6 @@ _BATCH_NBYTES = 4 << 20
 _MOST_BATCH_ROWS = 1 << 16
 _MOST_WASTED_ROWS = 8192
 """Rows that are decoded and thrown away rather than looking for a page to begin with."""
-
-
-_MOST_FEW_ROWS = 8192
-"""Rows up to which they are decoded without the library: of more, it is faster."""
-_NEAR_GAP_NBYTES = 32 << 10
-"""Bytes up to which reading on costs more than another read, if files are near."""
 
 
 class Request(NamedTuple):
@@ -196,19 +191,16 @@ def _room(nbytes: int) -> memoryview:
 def read_group(request: Request, group: int, start: int, stop: int, out: npt.NDArray[np.generic]) -> None:
     """Fill ``out`` with rows [start, stop) of a file, all of one row group."""
     _vet(request, group)
-    if stop - start <= _MOST_FEW_ROWS and _read_few(request, group, start, stop, out):
+    if _read_columns(request, group, start, stop, out):
         return
     for part in _plan_passes(request, group, start, stop):
         _decode(request, group, part, start, stop, out)
 
 
-def _read_few(request: Request, group: int, start: int, stop: int, out: npt.NDArray[np.generic]) -> bool:
+def _read_columns(request: Request, group: int, start: int, stop: int, out: npt.NDArray[np.generic]) -> bool:
     """Fill ``out`` without the library, if its pages are such that this is possible, and return whether it was."""
     footer, shard = request.footer, request.shard
     first = footer.starts[group]
-    # Pages are found by reading one header after the other, which is dear where each read is.
-    if start - first < _MOST_WASTED_ROWS and request.storage.gap_nbytes > _NEAR_GAP_NBYTES:
-        return False
     leaves: list[Leaf] = []
     for column in request.columns:
         if column.axes:
@@ -221,11 +213,8 @@ def _read_few(request: Request, group: int, start: int, stop: int, out: npt.NDAr
             return False
         leaves.append(leaf)
     chunks = [_chunk(shard, footer, group, leaf.number) for leaf in leaves]
-    values = read_few(shard, request.storage, footer, group, leaves, chunks, start - first, stop - first)
-    if values is None:
-        return False
-    write_rows(out, values, request.rest, request.scratch, stacked=request.stacked)
-    return True
+    place = Place(shard, request.storage, footer, group, start - first, stop - first)
+    return read_columns(place, leaves, chunks, out if request.stacked else out[:, np.newaxis], request.scratch)
 
 
 class _NothingError(Exception):

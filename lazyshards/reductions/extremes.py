@@ -26,6 +26,11 @@ class Extreme(Unsettled[Values]):
             return np.fmax if self.greatest else np.fmin
         return np.maximum if self.greatest else np.minimum
 
+    @property
+    def is_plain(self) -> bool:
+        """Return True."""
+        return True
+
     def partial(self, block: Values, first: int) -> Values:
         """Return that of a block."""
         found: Values = self._pick.reduce(block, axis=self.axes, keepdims=True)
@@ -73,7 +78,8 @@ class PlaceOfExtreme(Unsettled[Place]):
         if self.skip_nan and may_hold_nan(values.dtype):
             missing = np.isnan(values)
             empty = np.logical_and.reduce(missing, axis=axis, keepdims=True)
-            np.copyto(values, -np.inf if self.greatest else np.inf, where=missing)
+            if missing.any():
+                values = np.where(missing, values.dtype.type(-np.inf if self.greatest else np.inf), values)
         index = self._find(values, axis)
         value = np.take_along_axis(values, index, axis)
         if self.axis is None:

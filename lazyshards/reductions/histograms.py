@@ -48,7 +48,7 @@ def find_histogram(
                 axes = tuple([axis for axis, _ in enumerate(plan.read.shape)])
                 ends = tuple(
                     [
-                        reduce_blocks(plan, Extreme(axes, greatest, skip_nan=False), bar.update)
+                        reduce_blocks(plan, Extreme(axes, greatest, skip_nan=False), view.engine, bar.update)
                         .astype(dtype)
                         .reshape(())[()]
                         for greatest in (False, True)
@@ -60,7 +60,7 @@ def find_histogram(
             def counted(blocks: Blocks) -> npt.NDArray[np.int64]:
                 return sum([np.histogram(block.view(dtype), bins, ends)[0] for block, _ in blocks], 0 * total)
 
-            for counts in stream(plan, counted, bar.update):
+            for counts in stream(plan, counted, bar.update, lends=True):
                 total += counts
         return total, edges
 

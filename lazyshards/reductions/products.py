@@ -132,6 +132,6 @@ def _find(view: View, reducer: Reducer[Any], name: str, progress: bool) -> Value
         with progress_bar(
             len(plan.read.rows), f"{name} of {title_text(layout, view.selection)}", shown=progress and is_first_rank()
         ) as bar:
-            return reduce_blocks(plan, reducer, bar.update)
+            return reduce_blocks(plan, reducer, view.engine, bar.update)
 
     return settled(view, look, what=f"the {name} of {len(view.selection.rows):,} rows")

@@ -17,8 +17,13 @@ Values: TypeAlias = npt.NDArray[Any]
 class Reducer(Protocol[S]):
     """A reduction over some axes of blocks."""
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether no copies of a block are made in a wider type: then blocks may be larger."""
+        ...
+
     def partial(self, block: Values, first: int) -> S:
-        """Return the state of a block that begins at row ``first``; the block may be written to, and is not kept."""
+        """Return the state of a block that begins at row ``first``, which is neither written to nor kept."""
         ...
 
     def merge(self, left: S, right: S) -> S:
@@ -37,6 +42,11 @@ class Reducer(Protocol[S]):
 @dataclass(frozen=True, slots=True)
 class Unsettled(Generic[S]):
     """A reduction that needs every block."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Return False."""
+        return False
 
     def is_settled(self, state: S) -> bool:
         """Return False."""

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from lazyshards import catalog
 from lazyshards.display import title_text
 from lazyshards.engines import wanted_engine
-from lazyshards.engines.ranks import Facts, is_first_rank, together
+from lazyshards.engines.ranks import Facts, is_first_rank, is_shared, node_count, node_id, shared_out, together
 from lazyshards.errors import ShardChangedError
 from lazyshards.layout import Layout
 from lazyshards.progress import Progress, progress_bar
@@ -26,6 +26,8 @@ T = TypeVar("T")
 Axis: TypeAlias = int | tuple[int, ...] | None
 """Axes that are reduced, as NumPy has them; None for all."""
 
+SHARED_RUNS = 16
+"""Runs of blocks from which ranks share them: fewer are read sooner than results are exchanged."""
 _REFRESHES = 3
 """Times that a reduction begins again because a file was replaced while it was read."""
 
@@ -111,12 +113,12 @@ def _reduced(
     progress: bool,
 ) -> Values:
     """Return the result, reduced axes kept with length 1: one state of all blocks, or each block's own rows."""
-    plan = plan_blocks(layout, view.selection)
+    plan = plan_blocks(layout, view.selection, plain=reducer.is_plain)
     with progress_bar(
         len(plan.read.rows), f"{name} of {title_text(layout, view.selection)}", shown=progress and is_first_rank()
     ) as bar:
         if 0 in axes:
-            return reduce_blocks(plan, reducer, bar.update)
+            return reduce_blocks(plan, reducer, view.engine, bar.update)
         kept = [1 if i in axes else size for i, size in enumerate(plan.read.shape)]
         result = np.empty(kept, dtype)
 
@@ -125,23 +127,62 @@ def _reduced(
                 count = len(block)
                 result[first : first + count] = reducer.finish(reducer.partial(block, first))
 
-        for _ in stream(plan, place, bar.update):
+        for _ in stream(plan, place, bar.update, lends=True):
             pass
         return result
 
 
-def reduce_blocks(plan: BlockPlan, reducer: Reducer[S], progress: Progress | None = None) -> Values:
+def reduce_blocks(plan: BlockPlan, reducer: Reducer[S], engine: str | None, progress: Progress | None = None) -> Values:
     """Return the result of all blocks."""
-    return reducer.finish(reduce_state(plan, reducer, progress))
+    return reducer.finish(reduce_state(plan, reducer, engine, progress))
 
 
-def reduce_state(plan: BlockPlan, reducer: Reducer[S], progress: Progress | None = None) -> S:
-    """Return the state of all blocks: those of a run are merged on the thread that read them."""
+def reduce_state(plan: BlockPlan, reducer: Reducer[S], engine: str | None, progress: Progress | None = None) -> S:
+    """Return the state of all blocks: those of a run are merged on the thread that read them.
+
+    Where several ranks use the engine, each reads a share of the blocks, and all merge the states of all.
+
+    Parameters
+    ----------
+    plan : BlockPlan
+    reducer : Reducer
+    engine : str, optional
+        Name of the engine that the dataset was opened with.
+    progress : callable, optional
+    """
 
     def reduced(blocks: Blocks) -> S:
         return fold((reducer.partial(block, first) for block, first in blocks), reducer.merge)
 
-    return fold(_until_settled(stream(plan, reduced, progress), reducer), reducer.merge)
+    def state_of(runs: range) -> S:
+        states = stream(plan, reduced, progress, lends=True, runs=runs)
+        return fold(_until_settled(states, reducer), reducer.merge)
+
+    runs = range(plan.read.tile_count)
+    # Of shards that may be replaced, each rank looks at all itself, and may begin again on its own.
+    refreshes = plan.read.layout.storage.on_change == "refresh"
+    if len(runs) < SHARED_RUNS or refreshes or not is_shared(wanted_engine(engine)):
+        return state_of(runs)
+    groups = _groups(runs, node_count())
+    first, stop = [len(groups) * rank // node_count() for rank in (node_id(), node_id() + 1)]
+    shares = shared_out(lambda: [state_of(group) for group in groups[first:stop]])
+    if progress is not None:
+        tiles = plan.read.tiles
+        others = [tile for group in (*groups[:first], *groups[stop:]) for tile in tiles[group.start : group.stop]]
+        progress(sum([tile.stop - tile.start for tile in others]))
+    return fold([state for share in shares for state in share], reducer.merge)
+
+
+def _groups(runs: range, ranks: int) -> list[range]:
+    """Return runs in groups of a power of two, a few for each rank: then merging the groups changes no bits.
+
+    Examples
+    --------
+    >>> _groups(range(11), 1)
+    [range(0, 4), range(4, 8), range(8, 11)]
+    """
+    size = 1 << max(0, -(-len(runs) // (4 * ranks)) - 1).bit_length()
+    return [runs[start : start + size] for start in range(0, len(runs), size)]
 
 
 def _until_settled(states: Iterable[S], reducer: Reducer[S]) -> Iterator[S]:
@@ -154,7 +195,7 @@ def _until_settled(states: Iterable[S], reducer: Reducer[S]) -> Iterator[S]:
 def settled(view: View, work: Callable[[Layout], T], *, what: str, facts: Callable[[T], Facts] | None = None) -> T:
     """Return what ``work`` finds in the shards as they are, the same on every rank, or raise on all of them.
 
-    Every rank of a Legate run reads all blocks itself; none waits for another but here.
+    Where ``work`` deals nothing out, every rank of a Legate run reads all blocks itself.
 
     Parameters
     ----------

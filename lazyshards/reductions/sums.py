@@ -2,6 +2,7 @@
 
 import warnings
 from dataclasses import dataclass
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy.typing as npt
 
 from lazyshards.reductions.reducers import Unsettled, Values, accumulator, may_hold_nan
 
-__all__ = ["Mean", "Moments", "State", "Sum", "Variance", "count_rest"]
+__all__ = ["Mean", "Moments", "State", "Sum", "Variance", "count_rest", "without"]
 
 
 class State(NamedTuple):
@@ -32,28 +33,40 @@ class _Summing(Unsettled[State]):
     skip_nan: bool
 
     def _count(self, block: Values) -> tuple[Any, npt.NDArray[np.bool_] | None]:
-        """Return how many elements are reduced, and which are not; those are set to 0."""
+        """Return how many elements are reduced, and which are not, if any could be; those are to be taken as 0."""
         if not (self.skip_nan and may_hold_nan(block.dtype)):
-            return np.prod([block.shape[axis] for axis in self.axes], dtype=np.int64), None
+            return prod([block.shape[axis] for axis in self.axes]), None
         missing = np.isnan(block)
-        count = count_rest(missing, self.axes)
-        np.copyto(block, 0, where=missing)
-        return count, missing
+        return count_rest(missing, self.axes), missing
 
 
 def count_rest(missing: npt.NDArray[np.bool_], axes: tuple[int, ...]) -> npt.NDArray[np.int64]:
     """Return how many elements are not missing."""
     missed = np.add.reduce(missing, axis=axes, dtype=np.int64, keepdims=True)
-    return np.prod([missing.shape[axis] for axis in axes], dtype=np.int64) - missed
+    rest: npt.NDArray[np.int64] = prod([missing.shape[axis] for axis in axes]) - missed
+    return rest
+
+
+def without(block: Values, missing: npt.NDArray[np.bool_] | None) -> Values:
+    """Return a block with 0 in place of what is missing; the block itself if nothing is."""
+    if missing is None or not missing.any():
+        return block
+    return np.where(missing, block.dtype.type(0), block)
 
 
 @dataclass(frozen=True, slots=True)
 class Sum(_Summing):
     """The sum; integers wrap as NumPy's do."""
 
+    @property
+    def is_plain(self) -> bool:
+        """Return True."""
+        return True
+
     def partial(self, block: Values, first: int) -> State:
         """Return the sum of a block."""
-        count, _ = self._count(block)
+        count, missing = self._count(block)
+        block = without(block, missing)
         # NumPy takes no unit of time with a dtype, and needs none.
         dtype = None if self.dtype.kind == "m" else accumulator(self.dtype)
         return State(count, np.add.reduce(block, axis=self.axes, dtype=dtype, keepdims=True))
@@ -92,6 +105,7 @@ class Moments(_Summing):
     def partial(self, block: Values, first: int) -> State:
         """Return the moments of a block."""
         count, missing = self._count(block)
+        block = without(block, missing)
         dtype = accumulator(np.result_type(block.dtype, np.float16))
         total = np.add.reduce(block, axis=self.axes, dtype=dtype, keepdims=True)
         rest = np.subtract(block, total / np.maximum(count, 1), dtype=dtype)

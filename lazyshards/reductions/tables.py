@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from html import escape
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from lazyshards.display import title_text
+from lazyshards.display import panel, table_html, title_text
 from lazyshards.engines.ranks import is_first_rank
 from lazyshards.errors import UnsupportedDtypeError
 from lazyshards.layout import Layout
@@ -73,17 +72,8 @@ class ColumnStats:
         return f"{self.rows:,} row{'s' * (self.rows != 1)}, {width:,} column{'s' * (width != 1)}"
 
     def _repr_html_(self) -> str:
-        head = "".join([f"<th>{title}</th>" for title in ("column", *_TITLES)])
-        body = "".join(
-            [
-                f"<tr><th>{escape(line[0])}</th>{''.join([f'<td>{escape(cell)}</td>' for cell in line[1:]])}</tr>"
-                for line in self._lines()
-            ]
-        )
-        return (
-            f"<table><caption>{escape(self._what())}</caption><thead><tr>{head}</tr></thead>"
-            f"<tbody>{body}</tbody></table>"
-        )
+        facts = [("rows", f"{self.rows:,}"), ("columns", f"{self.count.size:,}")]
+        return panel("ColumnStats", facts, table_html(["column", *_TITLES], [*self._lines()]))
 
 
 def _number(value: Any) -> str:
@@ -112,7 +102,7 @@ class _Statistics(Unsettled[_Found]):
         return extremes[0], extremes[1], Moments((0,), self.dtype, skip_nan=True)
 
     def partial(self, block: Values, first: int) -> _Found:
-        """Return what is known of a block; the moments last, since they write to it."""
+        """Return what is known of a block."""
         least, greatest, moments = self._reducers
         return _Found(least.partial(block, first), greatest.partial(block, first), moments.partial(block, first))
 
@@ -152,7 +142,7 @@ def find_stats(view: View, progress: bool) -> ColumnStats:
                 shown=progress and is_first_rank(),
             ) as bar,
         ):
-            return reduce_state(plan, statistics, bar.update)
+            return reduce_state(plan, statistics, view.engine, bar.update)
 
     rows, shape = len(view.selection.rows), view.selection.cell_shape
     found = settled(view, look, what=f"the statistics of {rows:,} rows")

@@ -21,6 +21,11 @@ class Truth:
     def _join(self) -> np.ufunc:
         return np.logical_and if self.every else np.logical_or
 
+    @property
+    def is_plain(self) -> bool:
+        """Return True."""
+        return True
+
     def partial(self, block: Values, first: int) -> Values:
         """Return that of a block."""
         found: Values = self._join.reduce(block, axis=self.axes, dtype=np.bool_, keepdims=True)
@@ -45,6 +50,11 @@ class Nonzero(Unsettled[npt.NDArray[np.intp]]):
     """How many elements are not zero."""
 
     axes: tuple[int, ...]
+
+    @property
+    def is_plain(self) -> bool:
+        """Return True."""
+        return True
 
     def partial(self, block: Values, first: int) -> npt.NDArray[np.intp]:
         """Return that of a block."""

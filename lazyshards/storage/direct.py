@@ -6,6 +6,7 @@ left to the file system's own client: other answers than a range, and options th
 
 import contextlib
 import errno
+import math
 import os
 import ssl
 import threading
@@ -13,7 +14,7 @@ import time
 import urllib.request
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, InvalidURL
 from typing import Any, NamedTuple
@@ -21,20 +22,31 @@ from urllib.parse import urljoin, urlsplit
 
 from lazyshards.storage.handles import open_together
 from lazyshards.storage.mounts import Mount
-from lazyshards.storage.readers import BadReplyError, Reply, ShortReplyError, host_of, http_stamp
-from lazyshards.storage.retry import PASSING_STATUS
+from lazyshards.storage.patience import Patience, patient
+from lazyshards.storage.readers import BadReplyError, Reply, ShortReplyError, http_stamp
+from lazyshards.storage.redirects import is_guard
+from lazyshards.storage.retry import PASSING_STATUS, Retry
+from lazyshards.storage.signing import Signer
 
-__all__ = ["Connections", "Interrupt", "NotServedError", "Route", "connections_of", "find_routes", "read_direct"]
+__all__ = [
+    "Connections",
+    "Interrupt",
+    "NotServedError",
+    "Route",
+    "connections_of",
+    "read_direct",
+    "read_page",
+    "receive",
+    "send_request",
+]
 
 _SILENCE_SECONDS = 30.0
 """Time without a byte after which an answer is given up."""
 _CONNECT_SECONDS = 10.0
 _MOST_IDLE = 64
 """Open connections that are kept for the next read."""
-_MOST_ROUTES = 100_000
-_SIGNED_SECONDS, _USED_SECONDS = 3600, 600
-"""How long a signed URL is valid, and how long it is used."""
 _MOST_HOPS = 4
+_MOST_PAGE_NBYTES = 64 << 20
 _MOST_REFUSALS = 8
 """Calls in a row that may find no plain answer: missing files among them, which say nothing of the server."""
 _CLIENT_OPTIONS = frozenset(
@@ -95,13 +107,19 @@ class Connections:
     """``"s3"`` or ``"http"``."""
     is_trusted: bool = True
     """Whether the server takes what comes over them; else they are not used again."""
+    silence_seconds: float = _SILENCE_SECONDS
+    """Time without a byte after which an answer is given up."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     idle: list[tuple[tuple[str, str], HTTPConnection]] = field(default_factory=list)
     """Scheme and authority, and the connection; used last, last."""
     routes: "OrderedDict[str, Route]" = field(default_factory=OrderedDict)
     """Path -> route, for S3."""
+    signers: dict[str, Signer] = field(default_factory=dict)
+    """Bucket -> what signs URLs of its objects, for S3."""
     context: ssl.SSLContext | None = None
     """Whose certificates are believed; made when first needed."""
+    waited_seconds: float = math.inf
+    """How long the beginning of an answer was waited for, the last time."""
     refusals: int = 0
     """Calls of which nothing was served, one after the other."""
 
@@ -111,6 +129,11 @@ class Connections:
         self.is_trusted = self.is_trusted and self.refusals < _MOST_REFUSALS
         with self.lock:
             self.routes.clear()
+            self.signers.clear()
+
+    def patience(self, retry: Retry) -> Patience:
+        """Return how long one request, with all its tries, is waited for from now on."""
+        return Patience(retry.deadline_seconds, self.silence_seconds)
 
     def __post_init__(self) -> None:
         weakref.finalize(self, _close_all, self.idle)
@@ -129,6 +152,14 @@ class Connections:
         if scheme == "https":
             return HTTPSConnection(authority, timeout=_CONNECT_SECONDS, context=self.context), False
         return HTTPConnection(authority, timeout=_CONNECT_SECONDS), False
+
+    def take_open(self, scheme: str, authority: str, most: int, *, at_least: int) -> list[HTTPConnection]:
+        """Return connections that are open already; none if they are too few."""
+        with self.lock:
+            places = [i for i, (place, _) in enumerate(self.idle) if place == (scheme, authority)][-most:]
+            if len(places) < at_least:
+                return []
+            return [self.idle.pop(i)[1] for i in reversed(places)]
 
     def give(self, scheme: str, authority: str, connection: HTTPConnection) -> None:
         """Keep a connection for the next read."""
@@ -182,7 +213,8 @@ def connections_of(mount: Mount) -> Connections | None:
     """Return the connections of a file system; None if it must be read by its own client."""
     if mount.direct is None:
         kind = _kind_of(mount.fs)
-        mount.direct = Connections(kind, is_trusted=bool(kind))
+        silence = float(mount.fs.config_kwargs.get("read_timeout", mount.fs.read_timeout)) if kind == "s3" else None
+        mount.direct = Connections(kind, is_trusted=bool(kind), silence_seconds=silence or _SILENCE_SECONDS)
     found: Connections = mount.direct
     return found if found.is_trusted else None
 
@@ -191,7 +223,8 @@ def _kind_of(fs: Any) -> str:
     """Return how a file system is read directly; empty if it has options that only its own client knows."""
     module = type(fs).__module__
     if module == "fsspec.implementations.http":
-        plain = set(fs.kwargs) <= {"headers"} and set(fs.client_kwargs) <= {"headers"}
+        plain = set(fs.kwargs) <= {"headers"} and set(fs.client_kwargs) <= {"headers", "trace_configs"}
+        plain = plain and all([is_guard(each) for each in fs.client_kwargs.get("trace_configs", ())])
         return "http" if plain and getattr(fs.get_client, "__module__", "") == module else ""
     if module == "s3fs.core":
         plain = set(fs.client_kwargs) <= _CLIENT_OPTIONS and set(fs.config_kwargs) <= _CONFIG_OPTIONS
@@ -200,66 +233,17 @@ def _kind_of(fs: Any) -> str:
     return ""
 
 
-def find_routes(
-    mount: Mount, connections: Connections, paths: Sequence[str], run: Callable[[Any, Any], Any]
-) -> list[Route | None]:
-    """Return the route of each path, None for one that must be read by the file system's own client.
-
-    Parameters
-    ----------
-    mount : Mount
-    connections : Connections
-    paths : sequence of str
-        As the file system takes them.
-    run : callable
-        Runs a coroutine on an event loop.
-    """
-    if connections.kind == "http":
-        return [_http_route(mount, path) for path in paths]
-    now = time.monotonic()
-    with connections.lock:
-        known = [connections.routes.get(path) for path in paths]
-    missing = [
-        path for path, route in zip(paths, known, strict=True) if route is None or now - route.made > _USED_SECONDS
-    ]
-    if not missing:
-        return known
-    urls = run(mount.fs.loop, _signed(mount.fs, list(dict.fromkeys(missing))))
-    made = {path: Route(url, {}, now) for path, url in urls.items()}
-    with connections.lock:
-        connections.routes.update(made)
-        while len(connections.routes) > _MOST_ROUTES:
-            connections.routes.popitem(last=False)
-    return [made.get(path, route) for path, route in zip(paths, known, strict=True)]
-
-
-def _http_route(mount: Mount, path: str) -> Route | None:
-    if host_of(path) in mount.without_ranges:
-        return None
-    fs = mount.fs
-    url = str(fs.encode_url(path))
-    headers = {**fs.client_kwargs.get("headers", {}), **fs.kwargs.get("headers", {})}
-    return None if "@" in urlsplit(url).netloc else Route(url, headers, time.monotonic())
-
-
-async def _signed(fs: Any, paths: Sequence[str]) -> dict[str, str]:
-    """Return a signed URL of each path that can have one."""
-    await fs.set_session()
-    found = {}
-    for path in paths:
-        bucket, key, version = fs.split_path(path)
-        client = await fs.get_s3(bucket)
-        named = {"Bucket": bucket, "Key": key, **fs.req_kw, **({"VersionId": version} if version else {})}
-        url = await client.generate_presigned_url("get_object", Params=named, ExpiresIn=_SIGNED_SECONDS)
-        found[path] = str(url)
-    return found
-
-
 # Reading ---------------------------------------------------------------------------------------------------------
 
 
 def read_direct(
-    connections: Connections, route: Route, start: int, stop: int, into: memoryview | None, interrupt: Interrupt
+    connections: Connections,
+    route: Route,
+    start: int,
+    stop: int,
+    into: memoryview | None,
+    interrupt: Interrupt,
+    patience: Patience,
 ) -> Reply:
     """Read bytes [start, stop), into the buffer if there is one.
 
@@ -269,12 +253,12 @@ def read_direct(
         If the answer is no plain range.
     """
     url = route.url
-    headers = {**route.headers, "Accept-Encoding": "identity", "Range": f"bytes={start}-{stop - 1}"}
+    headers = _ranged(route, start, stop)
     for _ in range(_MOST_HOPS):
         scheme, authority, *_ = urlsplit(url)
-        connection, answer = _ask(connections, url, headers, interrupt)
+        connection, answer = _ask(connections, url, headers, interrupt, patience)
         try:
-            reply = _receive(answer, start, stop, into)
+            reply = receive(answer, start, stop, into)
         except BaseException:
             connection.close()
             raise
@@ -302,20 +286,52 @@ def read_direct(
     raise NotServedError
 
 
+def read_page(connections: Connections, url: str, interrupt: Interrupt, patience: Patience) -> bytes:
+    """Return the whole body of a plain answer.
+
+    Raises
+    ------
+    NotServedError
+        If there is none.
+    """
+    scheme, authority, *_ = urlsplit(url)
+    connection, answer = _ask(connections, url, {"Accept-Encoding": "identity"}, interrupt, patience)
+    try:
+        if answer.status in PASSING_STATUS:
+            raise _StatusError(answer.status)
+        if answer.status != 200 or answer.headers.get("Content-Encoding", "identity") not in {"", "identity"}:
+            raise NotServedError
+        page = answer.read(_MOST_PAGE_NBYTES)
+        if not answer.isclosed():
+            raise NotServedError
+    except BaseException:
+        connection.close()
+        raise
+    finally:
+        interrupt.leave(connection)
+    if answer.will_close:
+        connection.close()
+    else:
+        connections.give(scheme, authority, connection)
+    return page
+
+
 def _ask(
-    connections: Connections, url: str, headers: Mapping[str, str], interrupt: Interrupt
+    connections: Connections, url: str, headers: Mapping[str, str], interrupt: Interrupt, patience: Patience
 ) -> tuple[HTTPConnection, HTTPResponse]:
     """Send a request and return the connection, which counts as busy, and the answer's head."""
-    scheme, authority, path, query, _ = urlsplit(url)
+    scheme, authority, *_ = urlsplit(url)
     while True:
         connection, was_used = connections.take(scheme, authority)
         try:
             if not was_used:
+                connection.timeout = min(_CONNECT_SECONDS, patience.left())
                 connection.connect()
             interrupt.enter(connection)
-            connection.request("GET", f"{path or '/'}?{query}" if query else path or "/", headers=dict(headers))
-            connection.sock.settimeout(_SILENCE_SECONDS)
-            return connection, connection.getresponse()
+            _get(connection, url, headers, patience)
+            sent = time.monotonic()
+            answer = connection.getresponse()
+            connections.waited_seconds = time.monotonic() - sent
         except BaseException as exc:
             connection.close()
             interrupt.leave(connection)
@@ -330,10 +346,34 @@ def _ask(
             passes = isinstance(exc, OSError | HTTPException) and not isinstance(exc, TimeoutError)
             if not was_used or not passes or interrupt.event.is_set():
                 raise
+        else:
+            return connection, answer
 
 
-def _receive(answer: HTTPResponse, start: int, stop: int, into: memoryview | None) -> Reply | None:
-    """Read the body of an answer; None if it sends elsewhere."""
+def send_request(connection: HTTPConnection, route: Route, start: int, stop: int, patience: Patience) -> None:
+    """Ask for bytes [start, stop) over a connection that is open."""
+    _get(connection, route.url, _ranged(route, start, stop), patience)
+
+
+def _ranged(route: Route, start: int, stop: int) -> dict[str, str]:
+    return {**route.headers, "Accept-Encoding": "identity", "Range": f"bytes={start}-{stop - 1}"}
+
+
+def _get(connection: HTTPConnection, url: str, headers: Mapping[str, str], patience: Patience) -> None:
+    _, _, path, query, _ = urlsplit(url)
+    connection.sock.settimeout(patience.left())
+    connection.request("GET", f"{path or '/'}?{query}" if query else path or "/", headers=dict(headers))
+    patient(connection, patience)
+
+
+def receive(answer: HTTPResponse, start: int, stop: int, into: memoryview | None) -> Reply | None:
+    """Read the body of an answer; None if it sends elsewhere.
+
+    Raises
+    ------
+    NotServedError
+        If it is no plain range.
+    """
     if answer.status in {301, 302, 303, 307, 308}:
         return None
     if answer.status in PASSING_STATUS:

@@ -15,9 +15,11 @@ from lazyshards.storage.changes import report_change
 from lazyshards.storage.handles import open_together
 from lazyshards.storage.listing import find_entries
 from lazyshards.storage.mounts import Mount, find_mount, parse_name, stamp_of
+from lazyshards.storage.patience import Patience
 from lazyshards.storage.ranges import Request, coalesce
 from lazyshards.storage.readers import MOST_WHOLE_NBYTES, Reply, host_of
 from lazyshards.storage.retry import GaveUpError, Retry, again, again_async, is_missing, status_of
+from lazyshards.storage.s3_listing import list_directory
 from lazyshards.storage.secrets import Vault, mask, secrets_of
 from lazyshards.storage.transfers import NOT_READ, Target, run_coroutine, send
 
@@ -75,7 +77,11 @@ class FsspecStorage:
         """Return what ``path`` is, and the entries found there."""
         mount, _ = self._locate(path, fresh=True)
 
-        def ask(method: str, *args: object, **kwargs: object) -> Any:
+        def ask(method: str, *args: Any, **kwargs: object) -> Any:
+            if method in {"ls", "lsdir"} and mount.is_async:
+                listed = lambda: list_directory(mount, args[0], self.retry, run_coroutine)  # noqa: E731
+                if found := self._translated(path, "listed", listed):
+                    return found
             return self._ask(mount, path, "listed", method, *args, **kwargs)
 
         kind, found = find_entries(mount, path, parse_name(self.vault.reveal(path)), ask)
@@ -259,7 +265,8 @@ class FsspecStorage:
         return [stamps[path] for path in paths]
 
     async def _infos(self, mount: Mount, group: Sequence[tuple[str, str]]) -> list[Any]:
-        calls = [again_async(partial(mount.fs._info, inner), self.retry) for _, inner in group]  # noqa: SLF001  # fsspec's own interface
+        seconds = self.retry.deadline_seconds
+        calls = [again_async(partial(mount.fs._info, inner), self.retry, Patience(seconds)) for _, inner in group]  # noqa: SLF001  # fsspec's own interface
         return await asyncio.gather(*calls, return_exceptions=True)
 
     def _ask(self, mount: Mount, path: str, what: str, method: str, *args: object, **kwargs: object) -> Any:

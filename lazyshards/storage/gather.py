@@ -16,7 +16,7 @@ import numpy.typing as npt
 from lazyshards.native import find_library
 from lazyshards.storage.base import Part
 
-__all__ = ["copy_into", "gather_into"]
+__all__ = ["copy_into", "gather_into", "mapped_at"]
 
 _MOST_MAPS = 16_384
 """Maps that are kept; Linux allows a process 65,530 by default."""
@@ -93,6 +93,23 @@ def _find(library: ctypes.CDLL, path: str, stamp: npt.NDArray[np.int64]) -> _Map
         # A gather under way holds its maps itself.
         _mapped_nbytes -= _maps.popitem(last=False)[1].nbytes
     return made
+
+
+def mapped_at(path: str, stamp: npt.NDArray[np.int64]) -> int | None:
+    """Return the address at which a file is mapped, as long as it is not forgotten; None if it cannot be.
+
+    Parameters
+    ----------
+    path : str
+    stamp : ndarray of int64, (3,)
+        Of the file that was opened.
+    """
+    library = find_library()
+    if library is None:
+        return None
+    with _lock:
+        known = _find(library, path, stamp)
+    return known.start if known is not None and known.nbytes else None
 
 
 def copy_into(part: Part) -> bool:

@@ -61,6 +61,13 @@ class MemoryStorage:
     def __reduce__(self) -> "tuple[object, tuple[str]]":
         return _find, (self.key,)
 
+    def __copy__(self) -> "MemoryStorage":
+        return self
+
+    def __deepcopy__(self, memo: object) -> "MemoryStorage":
+        """Return this one: what a copy of a dataset has must be kept as well."""
+        return self
+
     def __eq__(self, other: object) -> bool:
         return self.key == other.key if isinstance(other, MemoryStorage) else NotImplemented
 

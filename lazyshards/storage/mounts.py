@@ -15,6 +15,7 @@ from fsspec.core import url_to_fs
 from fsspec.implementations.chained import ChainedFileSystem
 
 from lazyshards.storage.base import Stamp
+from lazyshards.storage.redirects import guarded
 
 __all__ = ["Address", "Mount", "find_mount", "is_name", "parse_name", "parse_url", "stamp_of"]
 
@@ -212,6 +213,11 @@ def _make(address: Address, options: Mapping[str, object], key: object) -> Mount
                 # Options without a protocol are those of the first link, and come before those with one.
                 place = given if url.startswith(f"{protocol}://") and "config_kwargs" in given else known
                 place["config_kwargs"] = {**_S3_CONFIG, **cast("dict[str, object]", place.get("config_kwargs", {}))}
+            if protocol in {"http", "https"}:
+                is_first = url.startswith(f"{protocol}://")
+                client = guarded({**known, **given} if is_first else known)
+                if client is not None:
+                    (given if is_first and "client_kwargs" in given else known)["client_kwargs"] = client
     mark = _archive_mark(address, options, key) if address.suffix else ""
     fs, _ = url_to_fs(url, **given)
     _keep_no_listings(fs)

@@ -9,6 +9,7 @@ from fsspec.spec import AbstractBufferedFile
 
 from lazyshards.storage.base import Stamp
 from lazyshards.storage.mounts import Mount, stamp_of
+from lazyshards.storage.patience import Patience
 
 __all__ = [
     "MOST_WHOLE_NBYTES",
@@ -20,6 +21,7 @@ __all__ = [
     "host_of",
     "http_stamp",
     "read_blocking",
+    "unseen_nbytes",
 ]
 
 MOST_WHOLE_NBYTES = 256 << 20
@@ -50,8 +52,8 @@ class BadReplyError(OSError):
     """An answer that cannot be used, and would be no better the next time."""
 
 
-AsyncReader: TypeAlias = Callable[[Mount, str, int, int, "memoryview | None"], Awaitable[Reply]]
-"""Read bytes [start, stop) of a path, into the buffer if there is one."""
+AsyncReader: TypeAlias = Callable[[Mount, str, int, int, "memoryview | None", Patience], Awaitable[Reply]]
+"""Read bytes [start, stop) of a path, into the buffer if there is one; what comes is noted."""
 
 
 def async_reader(mount: Mount) -> AsyncReader:
@@ -69,7 +71,14 @@ def async_reader(mount: Mount) -> AsyncReader:
     return _read_async
 
 
-async def _read_s3(mount: Mount, path: str, start: int, stop: int, into: memoryview | None) -> Reply:
+def unseen_nbytes(reader: AsyncReader, nbytes: int) -> int:
+    """Return how many bytes of an answer come without being noted."""
+    return nbytes if reader is _read_async else 0
+
+
+async def _read_s3(
+    mount: Mount, path: str, start: int, stop: int, into: memoryview | None, patience: Patience
+) -> Reply:
     fs = mount.fs
     bucket, key, version = fs.split_path(path)
     named = {"VersionId": version} if version else {}
@@ -87,7 +96,7 @@ async def _read_s3(mount: Mount, path: str, start: int, stop: int, into: memoryv
         expected = max(0, min(stop, size) - start)
         if size < 0:
             raise BadReplyError("the server answered a ranged request with the whole file")
-        return await _receive(getattr(body, "content", body), start, expected, into, stamp)
+        return await _receive(getattr(body, "content", body), start, expected, into, stamp, patience)
     finally:
         body.close()
 
@@ -97,11 +106,14 @@ def _is_past_end(exc: BaseException) -> bool:
     return bool(response.get("ResponseMetadata", {}).get("HTTPStatusCode") == 416)
 
 
-async def _receive(content: Any, start: int, expected: int, into: memoryview | None, stamp: Stamp) -> Reply:
+async def _receive(
+    content: Any, start: int, expected: int, into: memoryview | None, stamp: Stamp, patience: Patience
+) -> Reply:
     """Read a body of a known length."""
     if into is not None and expected == len(into) and hasattr(content, "readany"):
         done = 0
         while chunk := await content.readany():
+            patience.note(len(chunk))
             if done + len(chunk) > expected:
                 raise BadReplyError(f"more than {expected:,} bytes came from byte {start:,} on")
             into[done : done + len(chunk)] = chunk
@@ -109,7 +121,10 @@ async def _receive(content: Any, start: int, expected: int, into: memoryview | N
         if done < expected:
             raise ShortReplyError(f"{done:,} of {expected:,} bytes came from byte {start:,} on")
         return Reply(memoryview(b""), done, stamp)
-    data = await content.read()
+    data = bytearray()
+    while chunk := await (content.readany() if hasattr(content, "readany") else content.read()):
+        patience.note(len(chunk))
+        data += chunk
     if len(data) < expected:
         raise ShortReplyError(f"{len(data):,} of {expected:,} bytes came from byte {start:,} on")
     if len(data) > expected:
@@ -117,7 +132,9 @@ async def _receive(content: Any, start: int, expected: int, into: memoryview | N
     return Reply(memoryview(data), len(data), stamp)
 
 
-async def _read_http(mount: Mount, url: str, start: int, stop: int, into: memoryview | None) -> Reply:
+async def _read_http(
+    mount: Mount, url: str, start: int, stop: int, into: memoryview | None, patience: Patience
+) -> Reply:
     fs = mount.fs
     host = host_of(url)
     session = await fs.set_session()
@@ -150,14 +167,14 @@ async def _read_http(mount: Mount, url: str, start: int, stop: int, into: memory
                 raise BadReplyError(f"the server answered bytes {span!r} where {start}-{stop - 1} were asked for")
             size = int(total) if total.isdecimal() else -1
             stamp = http_stamp(size, etag, modified)
-            return await _receive(answer.content, start, int(last) + 1 - start, into, stamp)
+            return await _receive(answer.content, start, int(last) + 1 - start, into, stamp, patience)
         if answer.status != 200:
             raise BadReplyError(f"the server answered {answer.status} {answer.reason}")
         mount.without_ranges.add(host)
-        return await _from_whole(answer, start, stop, etag, modified)
+        return await _from_whole(answer, start, stop, etag, modified, patience)
 
 
-async def _from_whole(answer: Any, start: int, stop: int, etag: str, modified: str) -> Reply:
+async def _from_whole(answer: Any, start: int, stop: int, etag: str, modified: str, patience: Patience) -> Reply:
     """Take a range from an answer that holds the whole file."""
     length = answer.headers.get("Content-Length", "")
     if length.isdecimal():
@@ -171,6 +188,7 @@ async def _from_whole(answer: Any, start: int, stop: int, etag: str, modified: s
         data = bytearray()
         # Up to the end of the range: what follows is left in the connection, which is closed.
         while len(data) < until and (chunk := await answer.content.readany()):
+            patience.note(len(chunk))
             data += chunk
         if len(data) < until:
             raise ShortReplyError(f"{len(data):,} of {until:,} bytes came")
@@ -179,6 +197,7 @@ async def _from_whole(answer: Any, start: int, stop: int, etag: str, modified: s
     else:
         data = bytearray()
         while chunk := await answer.content.readany():
+            patience.note(len(chunk))
             data += chunk
             if len(data) > MOST_WHOLE_NBYTES:
                 raise BadReplyError("the server serves no ranges and does not tell the file's size")
@@ -204,7 +223,9 @@ def _http_timeout() -> object:
     return aiohttp.ClientTimeout(total=None, sock_connect=15, sock_read=30)
 
 
-async def _read_async(mount: Mount, path: str, start: int, stop: int, into: memoryview | None) -> Reply:
+async def _read_async(
+    mount: Mount, path: str, start: int, stop: int, into: memoryview | None, patience: Patience
+) -> Reply:
     """Read by fsspec's common call, which tells nothing of the file that the bytes are from."""
     fs = mount.fs
     data = await fs._cat_file(path, start=start, end=stop)  # noqa: SLF001  # fsspec's own interface

@@ -11,6 +11,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TypeVar
 
+from lazyshards.storage.patience import Patience
+
 __all__ = ["PASSING_STATUS", "GaveUpError", "Retry", "again", "again_async", "is_missing", "is_transient", "status_of"]
 
 _T = TypeVar("_T")
@@ -76,7 +78,7 @@ class Retry:
     most_seconds: float = 5.0
     """Longest pause."""
     deadline_seconds: float = 60.0
-    """Time after which nothing is sent again; one request may run longer, as the file system's own timeouts say."""
+    """Time after which nothing is sent again, and a read that is under way is ended unless its bytes come."""
 
     def pauses(self) -> Iterator[float]:
         """Yield the seconds to wait before each further try, half to all of the longest pause, at random."""
@@ -184,8 +186,8 @@ def again(
         sleep(pause)
 
 
-async def again_async(call: Callable[[], Awaitable[_T]], retry: Retry) -> _T:
-    """Await a call, again while it fails in a way that may pass.
+async def again_async(call: Callable[[], Awaitable[_T]], retry: Retry, patience: Patience | None = None) -> _T:
+    """Await a call, again while it fails in a way that may pass, and as long as there is patience.
 
     Raises
     ------
@@ -194,7 +196,17 @@ async def again_async(call: Callable[[], Awaitable[_T]], retry: Retry) -> _T:
     attempts = _Attempts(retry)
     while True:
         try:
-            return await call()
+            return await (call() if patience is None else _awaited(call, patience))
         except Exception as exc:  # noqa: BLE001  # a file system raises anything
             pause = attempts.pause_after(exc)
         await asyncio.sleep(pause)
+
+
+async def _awaited(call: Callable[[], Awaitable[_T]], patience: Patience) -> _T:
+    try:
+        async with asyncio.timeout(patience.left()) as patience.limit:
+            return await call()
+    except TimeoutError as exc:
+        if patience.limit is not None and patience.limit.expired():
+            raise patience.error() from exc
+        raise

@@ -15,13 +15,15 @@ from lazyshards.storage.direct import (
     NotServedError,
     Route,
     connections_of,
-    find_routes,
     read_direct,
 )
 from lazyshards.storage.mounts import Mount, stamp_of
+from lazyshards.storage.patience import Patience
 from lazyshards.storage.ranges import Request
-from lazyshards.storage.readers import AsyncReader, Reply, async_reader, read_blocking
+from lazyshards.storage.readers import AsyncReader, Reply, async_reader, read_blocking, unseen_nbytes
 from lazyshards.storage.retry import GaveUpError, Retry, again, again_async
+from lazyshards.storage.routes import find_routes
+from lazyshards.storage.volley import Asked, read_volley
 
 __all__ = ["NOT_READ", "Target", "run_coroutine", "send"]
 
@@ -109,6 +111,12 @@ def _send_direct(
                         interrupt.end()
 
     pairs = [(target, route) for target, route in zip(group, routes, strict=True) if route is not None]
+    asked = [Asked(route, each.request.start, each.request.stop, _single_out(each.request)) for each, route in pairs]
+    replies = read_volley(connections, asked, most, retry)
+    for (target, _), reply in zip(pairs, replies, strict=True):
+        if reply is not None:
+            answers[target.number] = _finished(target, reply, heads=heads)
+    pairs = [pair for pair, reply in zip(pairs, replies, strict=True) if reply is None]
     _share(work, pairs, most, interrupt)
     if interrupt.event.is_set():
         return []
@@ -120,14 +128,18 @@ def _send_direct(
 def _ask_direct(
     connections: Connections, target: Target, route: Route, interrupt: Interrupt, retry: Retry, *, heads: bool
 ) -> Reply:
-    _, _, _, request, listed = target
-    into = _single_out(request)
-    read = partial(read_direct, connections, route, request.start, request.stop, into, interrupt)
-    reply = again(read, retry, sleep=interrupt.event.wait)
+    request, into = target.request, _single_out(target.request)
+    patience = connections.patience(retry)
+    read = partial(read_direct, connections, route, request.start, request.stop, into, interrupt, patience)
+    return _finished(target, again(read, retry, sleep=interrupt.event.wait), heads=heads)
+
+
+def _finished(target: Target, reply: Reply, *, heads: bool) -> Reply:
+    """Return the answer to a request whose bytes came over connections of our own."""
     if not heads:
-        return _settled(request, reply)
-    if listed is not None and reply.stamp is not None and reply.stamp.size < 0:
-        return reply._replace(stamp=listed)
+        return _settled(target.request, reply)
+    if target.listed is not None and reply.stamp is not None and reply.stamp.size < 0:
+        return reply._replace(stamp=target.listed)
     return reply
 
 
@@ -196,12 +208,14 @@ async def _work(
 async def _ask(read: AsyncReader, target: Target, retry: Retry, *, heads: bool) -> Reply:
     _, mount, path, request, listed = target
     into = _single_out(request)
-    reply = await again_async(partial(read, mount, path, request.start, request.stop, into), retry)
+    patience = Patience(retry.deadline_seconds, unseen_nbytes=unseen_nbytes(read, request.stop - request.start))
+    reply = await again_async(partial(read, mount, path, request.start, request.stop, into, patience), retry, patience)
     if not heads:
         return _settled(request, reply)
     stamp = reply.stamp or listed
     if stamp is None or stamp.size < 0:
-        stamp = stamp_of(await again_async(partial(mount.fs._info, path), retry), mount.inside)  # noqa: SLF001  # fsspec's own interface
+        info = partial(mount.fs._info, path)  # noqa: SLF001  # fsspec's own interface
+        stamp = stamp_of(await again_async(info, retry, Patience(retry.deadline_seconds)), mount.inside)
     return reply._replace(stamp=stamp)
 
 

@@ -72,9 +72,6 @@ class _LocalWork(Work):
             return -1, 0, 0
         return status.st_size, status.st_mtime_ns, status.st_ino
 
-    def keep(self, name: str) -> None:
-        """Do nothing: it is where it belongs already."""
-
     def save_state(self, state: bytes) -> None:
         write_atomically(self._state, state)
 

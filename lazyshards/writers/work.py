@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from lazyshards.hashing import best_algorithm, new_hasher
 
-__all__ = ["Blocks", "Work", "bytes_of", "full_disk_told"]
+__all__ = ["Blocks", "Work", "Written", "bytes_of", "full_disk_told"]
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -41,14 +41,14 @@ def full_disk_told(path: str) -> Iterator[None]:
         raise OSError(exc.errno, text, path) from exc
 
 
-class _Written(NamedTuple):
+class Written(NamedTuple):
     """A shard that is finished."""
 
     rows: int
     digest: str
     """Of its rows, as plain bytes."""
     stamp: tuple[object, ...]
-    """How its file is known again."""
+    """How its file is known again; empty while it is on its way to where it belongs."""
 
 
 class Work:
@@ -67,19 +67,19 @@ class Work:
 
     def __init__(self, wanted: Mapping[str, object], mark: str) -> None:
         self.algorithm = best_algorithm()
-        self.shards: list[_Written] = []
+        self.shards: list[Written] = []
         self.writer = uuid.uuid4().hex
         """Who writes: no other call has it."""
         self._wanted = wanted
         self._mark = mark
         self._is_same = False
 
+    def name(self, number: int, suffix: str) -> str:
+        """Return the name of a shard."""
+        return f"shard_{number:05d}{suffix}"
+
     def stamp(self, name: str) -> tuple[object, ...]:
         """Return how a finished shard is known again, or what none can have if there is no such one."""
-        raise NotImplementedError
-
-    def keep(self, name: str) -> None:
-        """Put a shard that was written where it belongs."""
         raise NotImplementedError
 
     def save_state(self, state: bytes) -> None:
@@ -95,7 +95,7 @@ class Work:
         try:
             found = json.loads(state)
             if found["wanted"] == json.loads(json.dumps(self._wanted)) and found["algorithm"] == self.algorithm:
-                self.shards = [_Written(rows, digest, tuple(stamp)) for rows, digest, stamp in found["shards"]]
+                self.shards = [Written(rows, digest, tuple(stamp)) for rows, digest, stamp in found["shards"]]
                 self._is_same = bool(self._mark) and found["mark"] == self._mark
         except (ValueError, KeyError, TypeError):
             self.shards = []
@@ -117,17 +117,17 @@ class Work:
 
     def add(self, number: int, name: str, rows: int, digest: str) -> None:
         """Note that a shard is finished."""
-        self.keep(name)
-        self.shards[number:] = [_Written(rows, digest, self.stamp(name))]
+        self.shards[number:] = [Written(rows, digest, self.stamp(name))]
         self.save_state(self.state())
 
-    def state(self) -> bytes:
-        """Return what `take_over` takes."""
+    def state(self, **more: str) -> bytes:
+        """Return what `take_over` takes, and what else there is to say of it."""
         found = {
             "writer": self.writer,  # first, so that the beginning tells
+            **more,
             "wanted": self._wanted,
             "mark": self._mark,
             "algorithm": self.algorithm,
-            "shards": [list(shard) for shard in self.shards],
+            "shards": [list(shard) for shard in self.shards if shard.stamp],
         }
         return json.dumps(found).encode()

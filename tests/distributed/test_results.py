@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -107,8 +108,11 @@ def test_batches(launch, shards, formats, ranks, digest):
 
 
 @pytest.mark.ranks(1, 2)
-def test_reductions(launch, shards, ranks, digest):
-    """Reductions give on every rank, to the bit, what they give in one process, and errors on all of them."""
+def test_reductions(launch, shards, tmp_path, monkeypatch, ranks, digest):
+    """Reductions give on every rank, to the bit, what they give in one process, and errors on all of them.
+
+    Ranks share the blocks, so that each is read by one.
+    """
     ds = lazyshards.open_shards(shards, engine="numpy")
     found = {
         "sum": ds.sum(axis=0, dtype="f8"),
@@ -118,9 +122,27 @@ def test_reductions(launch, shards, ranks, digest):
         "cov": ds[:, 0].cov(),
         "any": ds[::2].any(axis=1),
     }
-    for report in launch("reductions", shards, ranks=ranks).well():
+    stats = repr(ds.stats())
+    monkeypatch.setattr("lazyshards.reductions.blocks.BLOCK_ELEMENTS", 60)
+    monkeypatch.setattr("lazyshards.reductions.blocks.RUN_NBYTES", 1_000)
+    shared = {
+        "sum": ds.sum(axis=0, dtype="f8"),
+        "std": ds.std(dtype="f8"),
+        "nanmean": ds.nanmean(axis=0),
+        "argmax": ds.argmax(),
+        "cov": ds[:, 0].cov(),
+        "histogram": ds.histogram(7, (-9, 9))[0],
+        "all": ds.all(),
+    }
+    shutil.copytree(shards, tmp_path / "cut")
+    reports = launch("reductions", shards, tmp_path / "cut", ranks=ranks).well()
+    assert sum(report["read"] for report in reports) == len(ds)
+    assert all(report["read"] > len(ds) // (2 * ranks) for report in reports)
+    for report in reports:
+        assert report["shared"] == {name: digest(result) for name, result in shared.items()}
+        assert report["cut"][0] == "ShardChangedError"
         assert report["digests"] == {name: digest(result) for name, result in found.items()}
-        assert report["stats"] == repr(ds.stats())
+        assert report["stats"] == stats
         assert report["own"] == len(ds)
         assert report["refused"][0] == "ValueError"
         assert report["computed"] == digest(ds[3:7].to_numpy())

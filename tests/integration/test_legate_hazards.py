@@ -191,6 +191,26 @@ def test_forked_child_is_refused_and_numpy_serves(shards):
     assert out.strip() == "7"
 
 
+def test_a_forked_child_seeds_without_a_warning(shards):
+    """Legate warns of seeding, which matters on its ranks; a forked child, as torch's loaders make, is none of them."""
+    out = run(
+        """
+        import random, warnings
+        import numpy as np
+        lazyshards.open_shards(sys.argv[1])[:10].compute(engine="legate")
+        warnings.simplefilter("error")
+        expected = random.Random(5).random(), np.random.RandomState(5).random_sample()
+        if os.fork() == 0:
+            random.seed(5)
+            np.random.seed(5)
+            os._exit(7 if (random.random(), np.random.random_sample()) == expected else 8)
+        print(os.waitstatus_to_exitcode(os.wait()[1]))
+        """,
+        shards,
+    )
+    assert out.strip() == "7"
+
+
 def test_too_large_a_result_is_refused_with_numbers(tmp_path):
     """A result above the pool is a CapacityError that says how many rows fit, and so many do."""
     with (tmp_path / "big.npy").open("wb") as file:

@@ -15,6 +15,7 @@ from functools import partial
 from http.client import HTTPConnection
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
+from urllib.parse import parse_qsl
 
 import fsspec
 import numpy as np
@@ -26,7 +27,11 @@ from lazyshards.errors import LayoutError, ShardChangedError, ShardChangedWarnin
 from lazyshards.manifest import NAME
 from lazyshards.storage import LocalStorage, Part, direct, open_storage
 from lazyshards.storage.fsspec_storage import FsspecStorage
+from lazyshards.storage.patience import Patience
 from lazyshards.storage.retry import Retry
+from lazyshards.storage.s3_listing import list_directory
+from lazyshards.storage.signing import sign_first
+from lazyshards.storage.transfers import run_coroutine
 from lazyshards.testing import StorageConformance, assert_same, example_array, npy_bytes
 from tests.servers import RangeServer, S3Server
 
@@ -58,7 +63,7 @@ def s3(_s3, request):
     _s3.fault = lambda seen, number: None
     _s3.forget()
     yield _s3
-    _s3.fault = lambda seen, number: None
+    _s3.fault = _s3.late = lambda seen, number: None
 
 
 def shards_of(whole, *cuts):
@@ -586,6 +591,54 @@ def test_permanent_faults_are_not_tried_again(http, status, match):
     assert len(http.seen) == 1
 
 
+@pytest.mark.parametrize("nbytes", [1_000, 1_000_000])
+def test_a_body_that_drips_for_ever(http, nbytes):
+    """A byte now and then is no answer: it is given up at the deadline, and the error says what came."""
+    http.files = {"/a.bin": bytes(nbytes)}
+    storage = FsspecStorage(retry=Retry(deadline_seconds=0.5))
+    parts, _ = parts_of(storage, [(f"{http.url}/a.bin", 0, nbytes)])
+    http.fault = lambda seen, number: "drip"
+    start = time.monotonic()
+    with pytest.raises(ShardReadError, match=r"a\.bin' cannot be read: only [1-9]\d* bytes came in 0\.5 seconds"):
+        storage.fetch_into(parts)
+    assert time.monotonic() - start < 2
+
+
+@pytest.mark.parametrize("nbytes", [1_000, 1_000_000])
+def test_an_answer_that_never_comes(http, nbytes):
+    """What does not answer at all is given up at the deadline, though a silence may last longer."""
+    http.files = {"/a.bin": bytes(nbytes)}
+    storage = FsspecStorage(retry=Retry(deadline_seconds=0.5))
+    parts, _ = parts_of(storage, [(f"{http.url}/a.bin", 0, nbytes)])
+    release = threading.Event()
+    http.fault = lambda seen, number: release.wait(10)
+    start = time.monotonic()
+    try:
+        with pytest.raises(ShardReadError, match=r"a\.bin' cannot be read: "):
+            storage.fetch_into(parts)
+        assert time.monotonic() - start < 2
+    finally:
+        release.set()
+
+
+def test_patience(monkeypatch):
+    """It ends at the deadline, which begins anew whenever enough bytes came; a step is no longer than a silence."""
+    now = 100.0
+    monkeypatch.setattr("lazyshards.storage.patience.time", SimpleNamespace(monotonic=lambda: now))
+    patience = Patience(60, 15)
+    assert patience.left() == 15
+    now = 150
+    assert patience.left() == 10
+    patience.note(300_000)
+    now = 205
+    assert patience.left() == 5
+    patience.note(1_000)
+    now = 211
+    with pytest.raises(TimeoutError, match="only 1,000 bytes came in 60 seconds"):
+        patience.left()
+    assert Patience(60, unseen_nbytes=1 << 20).left() == 60 + 32
+
+
 def test_opening_gets_over_faults(http):
     """A listing and headers that fail in passing are asked for again."""
     whole = example_array((20, 3), "f4")
@@ -746,6 +799,81 @@ def test_s3_is_read_directly(s3, monkeypatch):
     assert asked == []
 
 
+@pytest.mark.parametrize("token", [None, "planted/token+of=a session"])
+@pytest.mark.parametrize("endpoint", [None, "http://127.0.0.1:9/some/where"])
+def test_signatures_are_those_of_botocore(endpoint, token):
+    """What signs the other URLs of a bucket makes the very URLs that botocore makes, in each style of address."""
+    s3fs = pytest.importorskip("s3fs", reason="s3fs is not installed: no S3")
+    client = {"region_name": "eu-central-1"} | ({"endpoint_url": endpoint} if endpoint else {})
+    fs = s3fs.S3FileSystem(
+        key="AKID",
+        secret="planted-secret",
+        token=token,
+        client_kwargs=client,
+        config_kwargs={"signature_version": "s3v4"},
+        skip_instance_cache=True,
+    )
+    name = "set/shard_~1-2.npy"
+    for _ in range(5):  # both within one second, sooner or later
+        _, signer = run_coroutine(fs.loop, sign_first(fs, "lake", "a", None))
+        theirs, _ = run_coroutine(fs.loop, sign_first(fs, "lake", name, None))
+        ours = signer.sign(name)
+        if dict(parse_qsl(ours))["X-Amz-Date"] == dict(parse_qsl(theirs))["X-Amz-Date"]:
+            break
+    assert ours.partition("?")[0] == theirs.partition("?")[0]
+    assert dict(parse_qsl(ours)) == dict(parse_qsl(theirs))
+    assert [signer.sign(odd) for odd in ("a b", "ä", "a//b", "../a", "a%20")] == [None] * 5
+
+
+def test_anonymous_urls():
+    """Where nothing is signed the URL is the object's own."""
+    s3fs = pytest.importorskip("s3fs", reason="s3fs is not installed: no S3")
+    fs = s3fs.S3FileSystem(anon=True, client_kwargs={"endpoint_url": "http://127.0.0.1:9"}, skip_instance_cache=True)
+    _, signer = run_coroutine(fs.loop, sign_first(fs, "lake", "a", None))
+    assert signer.sign("set/b.npy") == "http://127.0.0.1:9/lake/set/b.npy"
+
+
+def test_listings_are_those_of_s3fs(s3, monkeypatch):
+    """A directory of a bucket is listed as s3fs lists it, odd names included, and s3fs is not asked."""
+    names = ["a b.bin", "a+b.bin", "ä%20.bin", "a&b=c#d<e>.bin", "plain.bin", "inner/x.bin", "odd +/y.bin", ""]
+    s3.put("listed", {f"set/{name}": name.encode() for name in names} | {"top.bin": b"1"})
+    storage = FsspecStorage(s3.options)
+    storage.fetch([("s3://listed/set/plain.bin", 0, 1)])
+    mount, _ = storage._locate("s3://listed/set")
+    keys = ("name", "type", "size", "ETag")
+    for path in ("listed/set", "listed"):
+        ours = list_directory(mount, path, NONE_AT_ALL, run_coroutine)
+        theirs = mount.fs.ls(path, refresh=True, detail=True)
+        assert sorted([info.get(key) or "" for key in keys] for info in ours) == sorted(
+            [info.get(key) or "" for key in keys] for info in theirs
+        )
+    monkeypatch.setattr(mount.fs, "_call_s3", None)
+    assert len(storage.find("s3://listed/set")[1]) == 7
+
+
+def test_a_listing_that_is_refused(s3):
+    """Where a signed URL lists nothing s3fs lists in its own way."""
+    s3.put("unlisted", {"set/a.bin": b"1"})
+    s3.fault = lambda seen, number: 403 if seen.is_signed_url else None
+    kind, entries = FsspecStorage(s3.options, retry=QUICK).find("s3://unlisted/set")
+    assert (kind, [entry.path for entry in entries]) == ("directory", ["s3://unlisted/set/a.bin"])
+
+
+def test_many_short_answers(s3):
+    """Heads that are asked for at once over open connections are right, though some fail and connections end."""
+    files = {f"set/{i:02}.bin": b"%02d" % i * 50 for i in range(30)}
+    s3.put("volley", files)
+    storage = FsspecStorage(s3.options, retry=QUICK)
+    paths = [f"s3://volley/{name}" for name in files]
+    for fault in (None, 503, 404, "short"):
+        for _ in range(3):
+            s3.forget()
+            s3.fault = lambda seen, number, fault=fault: fault if number in {1, 4, 9} and fault != 404 else None
+            heads = storage.heads([*paths, "s3://volley/set/none"], 64)
+            assert [head.data for head in heads[:-1]] == [data[:64] for data in files.values()]
+            assert isinstance(heads[-1].error, FileNotFoundError)
+
+
 def test_refused_signatures(s3):
     """Where a server refuses signed URLs s3fs reads in its own way, and after some calls nothing else is tried."""
     data = np.random.default_rng(0).bytes(1000)
@@ -824,6 +952,48 @@ def test_large_answers_from_elsewhere(http):
         assert [seen.authorization for seen in other.seen] == [""]
 
 
+@pytest.mark.parametrize("where", ["headers", "client_kwargs"])
+def test_headers_stay_with_their_host(http, where, tmp_path):
+    """Small reads, listings, files that are opened, and what lies in an archive: no header goes to another host."""
+    whole = example_array((20, 3), "f4")
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        for file, data in shards_of(whole, 8).items():
+            archive.writestr(f"set/{file}", data)
+    headers = {"Authorization": "Bearer planted", "X-Key": "planted"}
+    options = {"headers": headers} if where == "headers" else {"client_kwargs": {"headers": headers}}
+    with RangeServer() as other:
+        other.files = {f"/set/{name}": data for name, data in shards_of(whole, 8).items()}
+        other.files["/a.zip"] = (tmp_path / "a.zip").read_bytes()
+        http.redirects = {f"{path}": f"{other.url}{path}" for path in (*other.files, "/set/")}
+        http.files = {"/near.npy": npy_bytes(whole)}
+        http.redirects["/far.npy"] = "/near.npy"
+        assert_same(open_shards(f"{http.url}/set/shard_1.npy", storage_options=options).compute(), whole[8:])
+        storage, (place,) = open_storage([f"{http.url}/set/shard_0.npy"], options, "raise")
+        with storage.open(place) as file:
+            assert file.read(6) == b"\x93NUMPY"
+        inside = open_shards(f"zip://set::{http.url}/a.zip", storage_options={"http": options})
+        assert_same(inside.compute(), whole)
+        assert {(seen.authorization, seen.secrets) for seen in http.seen} == {("Bearer planted", "planted")}
+        assert {(seen.authorization, seen.secrets) for seen in other.seen} == {("", "")}
+        http.forget()
+        assert_same(open_shards(f"{http.url}/far.npy", storage_options=options).compute(), whole)
+        assert {seen.secrets for seen in http.seen} == {"planted"}
+
+
+def test_cookies_stay_with_their_host(http):
+    """Cookies are the session's, for any host: a redirect to another one is refused, and says so."""
+    data = npy_bytes(np.zeros(3))
+    with RangeServer(files={"/a.npy": data}) as other:
+        http.files = {"/near.npy": data}
+        http.redirects = {"/a.npy": f"{other.url}/a.npy", "/far.npy": "/near.npy"}
+        storage = FsspecStorage({"client_kwargs": {"cookies": {"key": "planted"}}}, retry=NONE_AT_ALL)
+        with pytest.raises(ShardReadError, match="sends on to another host") as caught:
+            storage.fetch([(f"{http.url}/a.npy", 0, 10)])
+        assert "planted" not in str(caught.value)
+        assert storage.fetch([(f"{http.url}/far.npy", 0, 10)]) == [data[:10]]
+        assert other.seen == []
+
+
 def test_large_answers_without_a_handle(http, monkeypatch):
     """Where no further connection can be opened, those of the file system's own client are used."""
     data = np.random.default_rng(0).bytes(1_000_000)
@@ -857,14 +1027,14 @@ def test_a_redirect_to_less_safety(monkeypatch):
     """From https to http of the same host the user's headers do not go along."""
     asked = []
 
-    def ask(connections, url, headers, interrupt):
+    def ask(connections, url, headers, interrupt, patience):
         asked.append((url, dict(headers)))
         return HTTPConnection("host"), SimpleNamespace(status=302, headers={"Location": "http://host/a"})
 
     monkeypatch.setattr(direct, "_ask", ask)
     route = direct.Route("https://host/a", {"X-Key": "planted"}, 0.0)
     with pytest.raises(direct.NotServedError):
-        direct.read_direct(direct.Connections("http"), route, 0, 9, None, direct.Interrupt())
+        direct.read_direct(direct.Connections("http"), route, 0, 9, None, direct.Interrupt(), Patience(9))
     assert [(url, headers.get("X-Key")) for url, headers in asked[:2]] == [
         ("https://host/a", "planted"),
         ("http://host/a", None),
@@ -974,7 +1144,7 @@ def test_unfinished_on_s3(s3):
     s3.forget()
     write_shards(whole, url, rows_per_shard=5, storage_options=s3.options)
     sent = [seen.path for seen in s3.seen if seen.method == "PUT" and seen.path.endswith(".npy")]
-    assert sent == [f"/unfinished/set/shard_0000{i}.npy" for i in (2, 3)]
+    assert sorted(sent) == [f"/unfinished/set/shard_0000{i}.npy" for i in (2, 3)]
     assert_same(open_shards(url, manifest="require", storage_options=s3.options).compute(), whole)
 
 
@@ -1018,16 +1188,43 @@ def test_a_shard_replaced_while_others_are_written(s3):
     s3.put("intruder", {})
     url = "s3://intruder/set"
 
+    uploaded = threading.Event()
+
+    def look(seen, number):
+        if seen.path.endswith("shard_00001.npy") and seen.method in {"GET", "HEAD"}:
+            uploaded.set()
+
     def intrude(row):
         if row == 15:
+            assert uploaded.wait(30)
             s3.put("intruder", {"set/shard_00001.npy": npy_bytes(-rows[:5])})
 
+    s3.late = look
     with pytest.raises(FileExistsError, match="another call writes these shards"):
         write_shards(Watched(rows, intrude), url, rows_per_shard=5, storage_options=s3.options)
     with pytest.raises(LayoutError, match="is being written"):
         open_shards(url, storage_options=s3.options)
     write_shards(rows, url, rows_per_shard=5, storage_options=s3.options)
     assert_same(open_shards(url, storage_options=s3.options).compute(), rows)
+
+
+def test_uploads_side_by_side(s3):
+    """A few shards are uploaded while the next are written, in whatever order they come to an end."""
+    s3.put("parallel", {})
+    now, most = set(), []
+
+    def arrive(seen, number):
+        if seen.method == "PUT" and seen.path.endswith(".npy"):
+            now.add(seen.path)
+            most.append(len(now))
+            threading.Event().wait(0.05 if "0.npy" in seen.path else 0.02)
+
+    s3.fault = arrive
+    s3.late = lambda seen, number: now.discard(seen.path)
+    write_shards(np.arange(40), "s3://parallel/set", rows_per_shard=3, storage_options=s3.options)
+    assert 2 <= max(most) <= 4
+    ds = open_shards("s3://parallel/set", manifest="require", storage_options=s3.options)
+    assert_same(ds.compute(), np.arange(40))
 
 
 def test_overwriting_on_s3(s3):

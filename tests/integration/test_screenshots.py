@@ -130,6 +130,10 @@ def outputs(folder):
         "plan of nothing": plan(some, slice(0, 0))._repr_html_(),
         "plan of a picture": plan(some, slice(7, None, 2)).to_svg(),
         "bundle": zip_shards(x=x, labels=y)[100:50_000]._repr_html_(),
+        "quality": x.batches(500, shuffle="blocks", seed=0).quality()._repr_html_(),
+        "statistics": (x[:, :30] + np.arange(30)).stats()._repr_html_(),
+        "persisted": x[3:50].persist()._repr_html_(),
+        "mapped": np.sqrt((x[:, ::2] - np.arange(32)) / np.linspace(1, 2, 32)).clip(0, 9)._repr_html_(),
         "profile": x.profile(limit=True)._repr_html_(),
         "profile of a map": x.map(lambda rows: rows * 2)[5::3].profile()._repr_html_(),
     }

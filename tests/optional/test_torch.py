@@ -30,6 +30,15 @@ def both(ds, tmp_path):
     return zip_shards(x=ds, y=open_shards(tmp_path / "y"))
 
 
+@pytest.mark.parametrize("function", [torch.as_tensor, torch.tensor, torch.asarray, torch.from_dlpack])
+def test_torch_takes_a_dataset_itself(ds, function):
+    """Functions of torch that make a tensor of an array make one of what is selected."""
+    found = function(ds[5:30, 1])
+    assert found.dtype == torch.float32
+    np.testing.assert_array_equal(found.numpy(), WHOLE[5:30, 1])
+    assert float(function(ds[3, 2])) == WHOLE[3, 2]
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("collate", [False, True])
 def test_a_loader_reads_the_rows(ds, workers, collate):
@@ -112,6 +121,12 @@ def test_every_kind_has_a_map_style_dataset(ds, both, kind):
     data = {"bundle": both, "concat": concat([ds[20:], ds[:20]])}[kind].to_torch()
     loader = DataLoader(data, batch_size=7, shuffle=True, collate_fn=data.collate)
     assert sorted(row for batch in loader for row in numbered(batch)) == WHOLE[:, 0].tolist()
+
+
+def test_a_mixture_is_no_map_style_dataset(ds):
+    """Rows of a mixture have no fixed numbers: the error says that its batches go to torch."""
+    with pytest.raises(TypeError, match=r"mixture\.batches\(256, shuffle=True\)\.to_torch\(\)"):
+        mix({ds[:30]: 2, ds[30:]: 1}).to_torch()
 
 
 def test_batches_in_several_workers_are_refused(ds):

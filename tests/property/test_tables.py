@@ -12,9 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lazyshards import open_shards
+from lazyshards import native, open_shards
 from lazyshards.errors import LazyShardsError
-from lazyshards.formats import columns, parquet_rows, parquet_thrift
+from lazyshards.formats import columns, parquet_bands, parquet_pages, parquet_rows, parquet_thrift
 from lazyshards.testing import assert_same, example_array, index_chains
 
 pytestmark = pytest.mark.usefixtures("on_numpy")
@@ -88,16 +88,22 @@ def test_parquet(scratch, data):
             store_schema=data.draw(st.booleans()),
         )
     expected = whole
-    with_skipping = data.draw(st.sampled_from([0, 3, 8192]))
-    before, parquet_rows._MOST_WASTED_ROWS = parquet_rows._MOST_WASTED_ROWS, with_skipping
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        # Bounds so low that what is for long files is met by short ones.
+        skipping = data.draw(st.sampled_from([0, 3, 8192]))
+        patch.setattr(parquet_rows, "_MOST_WASTED_ROWS", skipping)
+        patch.setattr(parquet_bands, "_MOST_WASTED_ROWS", skipping)
+        patch.setattr(parquet_bands, "_FEW_ROWS", data.draw(st.sampled_from([0, 5, 8192])))
+        patch.setattr(parquet_bands, "_READ_NBYTES", data.draw(st.sampled_from([1, 64, 1 << 17])))
+        patch.setattr(parquet_bands, "_BAND_NBYTES", data.draw(st.sampled_from([1, 400, 8 << 20])))
+        if data.draw(st.booleans()):
+            for module in (parquet_bands, parquet_pages):
+                patch.setattr(module, "find_library", lambda: None)
         ds = open_shards(root, **options)
         assert ds.shape == whole.shape
         for index in data.draw(index_chains(whole.shape)):
             ds, expected = ds[index], expected[index]
         assert_same(ds.compute(), expected)
-    finally:
-        parquet_rows._MOST_WASTED_ROWS = before
 
 
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -162,6 +168,72 @@ def test_any_bytes_as_headers(data):
     for parse in (parquet_thrift.parse_struct, lambda data, _: parquet_thrift.count_values(data)):
         with contextlib.suppress(parquet_thrift.CutError, parquet_thrift.MalformedError):
             assert parse(data, 0) is not None
+
+
+@pytest.mark.skipif(native.find_library() is None, reason="the C library was not built")
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_headers_of_pages(scratch, data):
+    """The C library finds in the header of a page, whole, cut or damaged, what is found without it."""
+    path = scratch / "part-0.parquet"
+    pq.write_table(
+        pa.table({"x": [3, 4, 4, -7], "t": ["a", "b", "b", "c" * 20]}),
+        path,
+        use_dictionary=data.draw(st.booleans()),
+        data_page_version=data.draw(st.sampled_from(["1.0", "2.0"])),
+        write_page_checksum=data.draw(st.booleans()),
+        compression=data.draw(st.sampled_from(["none", "snappy"])),
+        write_statistics=data.draw(st.booleans()),
+    )
+    column = pq.read_metadata(path).row_group(0).column(data.draw(st.integers(0, 1)))
+    at = data.draw(st.sampled_from([column.data_page_offset, column.dictionary_page_offset or column.data_page_offset]))
+    raw = bytearray(path.read_bytes()[at : at + data.draw(st.sampled_from([1, 9, 20, 40, 300]))])
+    for _ in range(data.draw(st.integers(0, 3))):
+        raw[data.draw(st.integers(0, min(60, len(raw)) - 1))] = data.draw(st.integers(0, 255))
+
+    def parsed():
+        try:
+            return parquet_pages.parse_header(bytes(raw), 0)
+        except (parquet_thrift.CutError, parquet_thrift.MalformedError):
+            return "nothing"
+
+    found = parsed()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parquet_pages, "find_library", lambda: None)
+        assert found == parsed()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_damaged_pages(scratch, data):
+    """Whatever byte of a page is changed, reading ends with as many rows as are wanted, or an error names the file."""
+    root = emptied(scratch)
+    rows = np.arange(9_000)
+    columns = [rows, rows % 5, np.where(rows < 5_000, 3, rows)]
+    path = root / "part-7.parquet"
+    pq.write_table(
+        pa.table({f"c{k}": column for k, column in enumerate(columns)}),
+        path,
+        compression=data.draw(st.sampled_from(["none", "snappy", "zstd"])),
+        data_page_version=data.draw(st.sampled_from(["1.0", "2.0"])),
+        data_page_size=4_000,
+        write_batch_size=500,
+        write_page_checksum=data.draw(st.booleans()),
+    )
+    metadata = pq.read_metadata(path).row_group(0)
+    raw = bytearray(path.read_bytes())
+    chunk = metadata.column(data.draw(st.integers(0, 2)))
+    start = chunk.dictionary_page_offset or chunk.data_page_offset
+    at = start + data.draw(st.integers(0, min(200, chunk.total_compressed_size) - 1))
+    raw[at] = data.draw(st.integers(0, 255))
+    path.write_bytes(raw)
+    for wanted in (slice(0, 9_000), slice(100, 140)):
+        try:
+            found = open_shards(path)[wanted].compute()
+        except LazyShardsError as exc:
+            assert "part-7" in str(exc)  # noqa: PT017  # no error is right as well
+        else:
+            assert found.shape == (wanted.stop - wanted.start, 3)
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -278,3 +278,23 @@ def test_extents_with_a_hole():
     layout = Layout.from_shards([shard], "hdf5", LocalStorage())
     with pytest.raises(ShardReadError, match=r"'/d/x' was described without saying where its row 4 lies"):
         list(accesses(shard, Segment(0, range(9), slice(0, 9)), layout, (), True))
+
+
+@given(
+    rows=st.lists(st.integers(0, 199), min_size=1, max_size=30).map(sorted),
+    edges=st.lists(st.integers(1, 199), max_size=40, unique=True).map(lambda found: [0, *sorted(found)]),
+    step=st.integers(1, 40),
+    is_range=st.booleans(),
+    row_kib=st.sampled_from((1, 5, 40)),
+)
+def test_runs_pass_by_blocks_without_a_wanted_row(rows, edges, step, is_range, row_kib):
+    """Runs are cut exactly where whole blocks between two wanted rows hold more than a few bytes."""
+    local = range(rows[0], 200, step) if is_range else np.array(rows)
+    runs = access._runs(local, edges, row_kib << 10)
+    starts = {0}
+    for i in range(1, len(local)):
+        between = [b - a for a, b in zip(edges, [*edges[1:], 200], strict=True) if a > local[i - 1] and b <= local[i]]
+        if sum(between) * row_kib << 10 > access.PASSED_NBYTES:
+            starts.add(i)
+    assert [a for a, _ in runs] == sorted(starts)
+    assert [b for _, b in runs] == [*sorted(starts)[1:], len(local)]

@@ -16,6 +16,7 @@ class Lines:
 
     size = 1_000
     row_nbytes = 1 << 10
+    together_nbytes = 1 << 20
 
     def __init__(self, bad=(), full=()):
         self.bad = set(bad)
@@ -62,8 +63,10 @@ def ahead(source, prefetch=2, start=0, stop=1_000, batch_size=10):
     [(1, 1 << 20, 1), (1, (1 << 20) + 1, 1), (1, 1 << 19, 2), (8, 1 << 15, 4), (1, 1, 64), (1, 0, 64), (10**9, 1, 1)],
 )
 def test_how_many_are_read_together(batch_size, row_nbytes, together):
-    """As many batches are read together as a mebibyte holds, one at least, 64 at most."""
-    assert most_together(batch_size, row_nbytes) == together
+    """As many batches are read together as a mebibyte holds, say, one at least, 64 at most."""
+    source = Lines()
+    source.row_nbytes = row_nbytes
+    assert most_together(batch_size, source) == together
 
 
 def test_groups_grow():
@@ -85,6 +88,34 @@ def test_the_first_batch_does_not_wait_for_others(monkeypatch):
     assert [len(each) for each in source.begun] == [10]
     batches.take()
     assert [len(each) for each in source.begun] == [10, 40]
+
+
+def test_a_first_batch_that_is_waited_for_is_read_alone(monkeypatch):
+    """No other batch is begun while the first is waited for; once it is there they are, before it is handed out."""
+    source = Lines()
+    seen = []
+    result = Line.result
+    monkeypatch.setattr(Line, "result", lambda line: seen.append(len(source.begun)) or result(line))
+    batches = ahead(source)
+    batches.take()
+    assert seen == [1]
+    assert [len(each) for each in source.begun] == [10, 40]
+
+
+def test_a_first_batch_comes_whatever_fails_after_it(monkeypatch):
+    """Where no batch but the first can be begun, it is handed out, and the error is raised at the next."""
+    source = Lines()
+    batches = ahead(source)
+    begin = source.begin
+    monkeypatch.setattr(source, "begin", lambda rows: begin(rows) if rows[0] == 0 else no_room())
+    assert batches.take()[1].tolist() == list(range(10))
+    with pytest.raises(CapacityError):
+        batches.take()
+
+
+def no_room():
+    """Say that memory is full."""
+    raise CapacityError("no room")
 
 
 def test_without_prefetch_each_is_read_alone():

@@ -14,7 +14,7 @@ import lazyshards
 ROOT = Path(lazyshards.__file__).parent
 
 LAYERS = [
-    {"errors", "native", "progress", "atomic", "_version"},
+    {"errors", "hints", "native", "progress", "atomic", "_version"},
     {"selection", "storage", "functions"},
     {"elementwise"},
     {"layout", "hashing"},
@@ -22,7 +22,9 @@ LAYERS = [
     {"display", "recording", "stages"},
     {"plan", "formats", "profiling"},
     {"holders"},
+    {"manifest_bytes"},
     {"leaf", "manifest", "samplers"},
+    {"unfinished"},
     {"finding", "looking"},
     {"catalog"},
     {"engines", "adapters"},
@@ -51,13 +53,14 @@ HEAVY = {
     "kvikio": {"engines.staging"},
     "h5py": {"formats.hdf5*", "writers.hdf5", "engines.bringup"},  # bringup: h5py must be imported before Legate is
     "hdf5plugin": {"formats.hdf5*"},
-    "pyarrow": {"formats.arrow*", "formats.parquet*", "formats.tables", "manifest", "writers.tables"},
+    "pyarrow": {"formats.arrow*", "formats.parquet*", "formats.tables", "manifest_bytes", "writers.tables"},
     "isal": {"formats.codecs"},
+    "deflate": {"formats.codecs"},
     "zarr": {"writers.zarr"},
     "numcodecs": {"formats.codecs", "formats.zarr_codecs"},
     "fsspec": {"storage.listing", "storage.mounts", "storage.readers", "storage.remote", "storage.transfers"},
     "s3fs": {"storage.remote"},
-    "aiohttp": {"storage.readers"},
+    "aiohttp": {"storage.readers", "storage.redirects"},
     "torch": {"adapters.torch"},
     "dask": {"adapters.dask"},
     "tqdm": {"commands", "progress"},

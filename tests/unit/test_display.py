@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 import lazyshards
-from lazyshards import display
+from lazyshards import display, open_shards
 from lazyshards.display import picture, shards
 from lazyshards.layout import Layout
 from lazyshards.plan import Capacity, compile_plan
 from lazyshards.selection import select, select_all
 from lazyshards.storage import LocalStorage
+from lazyshards.testing import write_npy_shards
 
 SIZES = (900, 0, 1_500, 300, 1_200, 800, 1_000, 700, 1_300, 600, 1_100, 600)
 
@@ -289,3 +290,35 @@ def test_explain_prints_the_plan(tmp_path, monkeypatch, capsys):
         np.save(tmp_path / f"s{i}.npy", np.zeros((10, 2)))
     lazyshards.open_shards(tmp_path, engine="numpy")[5:15].explain()
     assert "shards touched  2 of 3" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "show",
+    [
+        lambda ds: np.sqrt((ds[:, ::2] - np.arange(2)) / np.linspace(1, 2, 2)).clip(0, 9).astype("f4", "unsafe"),
+        lambda ds: ds[::-7, 1:3].persist(),
+        lambda ds: ds.block_plan(),
+        lambda ds: ds.plan(),
+        lambda ds: ds.profile(limit=True),
+        lambda ds: ds.stats(),
+        lambda ds: ds.batches(3, shuffle=True, seed=0),
+        lambda ds: ds.batches(3, shuffle=True, seed=0).quality(),
+    ],
+)
+def test_texts_fit_terminals(tmp_path, show):
+    """What is shown as text is at most 100 columns wide."""
+    write_npy_shards(tmp_path / "set", np.split(np.arange(400.0).reshape(100, 4), [30]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        shown = repr(show(open_shards("set", engine="numpy")))
+    lines = [line for line in shown.splitlines() if str(tmp_path) not in line]
+    assert max(map(len, lines)) <= 100, shown
+
+
+def test_quality_shows_a_table(tmp_path):
+    """The quality of an order is a line for each number, as text and as HTML."""
+    write_npy_shards(tmp_path / "set", [np.arange(400.0).reshape(100, 4)])
+    quality = open_shards(tmp_path / "set", engine="numpy").batches(3).quality()
+    assert repr(quality).splitlines()[:2] == ["<ShuffleQuality, by 32 batches>", "  rank correlation  +1.000"]
+    assert "<th" in quality._repr_html_()
+    assert "+1.000" in quality._repr_html_()

@@ -1,8 +1,10 @@
+import codeop
 import re
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -39,6 +41,17 @@ def test_python_of_the_page_runs(name, tmp_path, monkeypatch):
     )
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr
+
+
+@pytest.mark.parametrize("name", [name for name in TEXTS if name == "README.md" or "getting_started" in name])
+def test_python_of_the_first_pages_can_be_pasted(name):
+    """What a newcomer reads first can be pasted at Python's prompt, which wants an empty line after each loop."""
+    typed = []
+    for line in [*python_of(name).splitlines(), ""]:
+        typed.append(line)
+        if codeop.compile_command("\n".join(typed)) is not None:
+            typed = []
+    assert not typed
 
 
 @pytest.mark.parametrize("name", TEXTS)
@@ -82,3 +95,20 @@ def test_readme_begins_with_the_two_commands():
 def test_lines_are_short(name):
     """Lines are at most 120 characters, tables aside, so that changes are readable."""
     assert not [line for line in TEXTS[name].splitlines() if len(line) > 120 and not line.startswith("|")]
+
+
+KNOWN_HOSTS = {
+    *("docs.dask.org", "docs.mosaicml.com", "docs.nvidia.com", "docs.xarray.dev", "filesystem-spec.readthedocs.io"),
+    *("github.com", "huggingface.co", "keepachangelog.com", "pypi.org", "pytorch.org", "semver.org", "www.skills.sh"),
+}
+"""Whom the pages may send their readers to: a new one is looked at by a person before it is entered here."""
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_links_to_others_are_sound(name):
+    """Links out of the documentation are https, to known hosts, without blanks or secrets."""
+    for target in re.findall(r"\]\(\s*(\w+:[^)]*)\)", BLOCK.sub("", TEXTS[name])):
+        link = urlsplit(target)
+        assert re.fullmatch(r"https://[\w.-]+(/[\w./%#?=&+-]*)?", target), target
+        assert link.hostname in KNOWN_HOSTS, f"{target}: look at it, then enter its host in KNOWN_HOSTS"
+        assert not link.username, target

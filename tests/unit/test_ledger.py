@@ -1,3 +1,4 @@
+import gc
 import mmap
 import os
 
@@ -48,6 +49,40 @@ def test_a_dropped_result_counts_until_no_array_lies_there(ledger):
     assert (ledger.live_nbytes, ledger.largest_gap()) == (60, 40)
     ledger.see({})
     assert (ledger.live_nbytes, ledger.largest_gap()) == (0, 100)
+
+
+def test_memory_that_was_given_back_is_free_at_once(ledger):
+    """A piece that nobody holds any more, nor any view of it, is free, whether its place is known or not."""
+    placed, loose = ledger.add(60, "a"), ledger.add(15, "b")
+    ledger.place(placed, 1_000)
+    for number, left in ((loose, 60), (placed, 0)):
+        ledger.drop(number)
+        ledger.free(number)
+        ledger.free(number)  # twice is once
+        assert ledger.live_nbytes == left
+    assert ledger.largest_gap() == 100
+
+
+def test_a_result_dropped_while_another_is_noted(ledger):
+    """The collector may drop results at any moment, within the ledger as well: that neither hangs nor miscounts."""
+
+    class Dropped:
+        def __init__(self):
+            self.number = ledger.add(10)
+            self.itself = self
+
+        def __del__(self):
+            ledger.drop(self.number)
+
+    threshold = gc.get_threshold()
+    gc.set_threshold(1)
+    try:
+        for _ in range(200):
+            Dropped()
+    finally:
+        gc.set_threshold(*threshold)
+    gc.collect()
+    assert ledger.live_nbytes == 0
 
 
 def test_what_is_alive_stays(ledger):

@@ -8,9 +8,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from lazyshards import open_shards
+from lazyshards import native, open_shards
 from lazyshards.errors import FormatError, LayoutError, LazyShardsError, ShardChangedError, ShardReadError
-from lazyshards.formats import Fault, find_format, format_of_bytes, format_of_name, parquet_footers, parquet_rows
+from lazyshards.formats import (
+    Fault,
+    find_format,
+    format_of_bytes,
+    format_of_name,
+    parquet_bands,
+    parquet_footers,
+    parquet_pages,
+    parquet_rows,
+)
+from lazyshards.formats.kept import Kept
 from lazyshards.layout import Decoded, Shard
 from lazyshards.storage import LocalStorage
 from lazyshards.testing import DTYPES, FormatConformance, RecordingStorage, assert_same, example_array, with_storage
@@ -284,7 +294,7 @@ def test_dtype_must_hold_the_values(save):
         (pa.array([0, 1], pa.date32()), np.array([0, 1], "M8[D]")),
         (pa.array([5, 1], pa.duration("us")), np.array([5, 1], "m8[us]")),
         (pa.array([1.5, 2, 1.5], pa.float32()).dictionary_encode(), np.array([1.5, 2, 1.5], "f4")),
-        (pa.array([1.5, 2], pa.float16()), np.array([1.5, 2], "f2")),
+        (pa.array(np.array([1.5, 2], "f2")), np.array([1.5, 2], "f2")),
         (pa.array([True, False, True] * 30), np.array([True, False, True] * 30)),
         (pa.array([2**63, 1], pa.uint64()), np.array([2**63, 1], "u8")),
     ],
@@ -763,6 +773,97 @@ def test_a_few_rows_of_each_type(save, monkeypatch, kind):
     assert_same(ds[100:300].compute(), whole[100:300])
 
 
+needs_library = pytest.mark.skipif(native.find_library() is None, reason="the C library was not built")
+
+
+@needs_library
+@pytest.mark.parametrize("page_version", ["1.0", "2.0"])
+@pytest.mark.parametrize("compression", ["none", "snappy", "gzip", "zstd", "brotli"])
+@pytest.mark.parametrize("dictionary", [True, False, ["c1", "c3"]], ids=str)
+def test_many_rows(save, monkeypatch, compression, dictionary, page_version):
+    """Many rows are exact however their pages are coded, and need pyarrow for no more than to decompress them."""
+    ds, whole = written(
+        save, compression=compression, use_dictionary=dictionary, data_page_version=page_version,
+        write_page_checksum=True,
+    )  # fmt: skip
+    monkeypatch.setattr(parquet_rows, "_decode", None)
+    for start, stop in [(0, 30_000), (9_001, 29_999), (19_000, 30_000), (3, 12_000)]:
+        assert_same(ds[start:stop].compute(), whole[start:stop])
+        assert_same(ds[start:stop, 3:1:-1].compute(), whole[start:stop, 3:1:-1])
+    assert_same(ds[::-7].compute(), whole[::-7])
+
+
+@needs_library
+@pytest.mark.parametrize("kind", ["<i4", "<u4", "<i8", "<u8", "<f4", "<f8"])
+@pytest.mark.parametrize("columns", [1, 3, 70])
+def test_many_rows_of_each_type(save, monkeypatch, kind, columns):
+    """As many columns as there are, of values of four and of eight bytes, become the rows that were written."""
+    whole = example_array((9_001, columns), kind)
+    ds = open_shards(save(table_of(whole)))
+    monkeypatch.setattr(parquet_rows, "_decode", None)
+    assert_same(ds.compute(), whole)
+    assert_same(ds[:8_999, columns // 2 :].compute(), whole[:8_999, columns // 2 :])
+
+
+@pytest.mark.parametrize("page_version", ["1.0", "2.0"])
+@pytest.mark.parametrize("compression", ["none", "snappy", "gzip", "zstd", "brotli"])
+@pytest.mark.parametrize("dictionary", [True, False, ["c1", "c3"]], ids=str)
+def test_rows_without_the_c_library(save, monkeypatch, compression, dictionary, page_version):
+    """Where the C library was not built, few rows and many are the same."""
+    for module in (parquet_bands, parquet_pages):
+        monkeypatch.setattr(module, "find_library", lambda: None)
+    ds, whole = written(
+        save, compression=compression, use_dictionary=dictionary, data_page_version=page_version,
+    )  # fmt: skip
+    assert_same(ds.compute(), whole)
+    monkeypatch.setattr(parquet_rows, "_decode", None)
+    for start, stop in [(0, 1), (19_990, 20_010), (14_000, 16_000), (503, 4_711), (504, 4_710)]:
+        assert_same(ds[start:stop].compute(), whole[start:stop])
+
+
+def test_values_that_lie_in_the_file_as_they_are(save):
+    """Of a plain page that was seen before, no more than the wanted values are read."""
+    whole = example_array((5_000, 3), "f8")
+    path = save(table_of(whole), compression="none", use_dictionary=False)
+    storage = RecordingStorage(LocalStorage())
+    ds = with_storage(open_shards(path), storage)
+    assert_same(ds[2_000:2_010].compute(), whole[2_000:2_010])
+    storage.reads.clear()
+    assert_same(ds[4_000:4_007].compute(), whole[4_000:4_007])
+    assert storage.nbytes == 7 * 3 * 8
+
+
+@needs_library
+def test_memory_of_many_rows(save):
+    """What is read together of many columns with dictionaries is bounded, whatever the row group holds."""
+    whole = np.stack([np.random.default_rng(k).permutation(60_000) for k in range(40)], 1)
+    path = save(table_of(whole), row_group_size=1 << 20, compression="none")
+    sizes = []
+
+    class Storage(RecordingStorage):
+        def fetch_into(self, parts):
+            sizes.append(sum([len(part.out) for part in parts]))
+            super().fetch_into(parts)
+
+    assert_same(with_storage(open_shards(path), Storage(LocalStorage())).compute(), whole)
+    assert max(sizes) <= 4 << 20 < os.path.getsize(path / "part-0.parquet") // 5
+
+
+def test_what_is_left_of_a_long_range_is_not_kept(save, monkeypatch):
+    """Dictionaries for a few rows at the end of a row group are kept only if they are asked for again."""
+    kept = Kept(64 << 20)
+    monkeypatch.setattr(parquet_bands, "DICTIONARIES", kept)
+    ds, whole = written(save, use_dictionary=True)
+    keys = []
+    put = kept.put
+    monkeypatch.setattr(kept, "put", lambda key, value, nbytes: (keys.append(key), put(key, value, nbytes)))
+    for count in (0, 5):
+        assert_same(ds[:50].compute(), whole[:50])
+        assert len(keys) == count
+    assert_same(ds[24_000:24_050].compute(), whole[24_000:24_050])
+    assert len(keys) == 10
+
+
 def test_dictionaries_are_read_once(save):
     """The dictionary of a row group is read for the first slice in it, and kept for the next."""
     ds, whole = written(save, use_dictionary=True, dictionary_pagesize_limit=1 << 20)
@@ -776,6 +877,23 @@ def test_dictionaries_are_read_once(save):
         counts.append(storage.nbytes)
     assert counts[0] > size // 2 > counts[1]
     assert counts[1] == counts[2]
+
+
+def test_pages_that_need_the_library_are_tried_once(save):
+    """Where no statistics tell of nulls, pages are not read in vain again, nor those of other encodings ever."""
+    rows = np.arange(20_000)
+    nulls = pa.array(rows, mask=rows % 7 == 0)
+    path = save(pa.table({"x": nulls, "y": nulls}), write_statistics=False, use_dictionary=False, compression="none")
+    coded = save(pa.table({"x": rows}), use_dictionary=False, column_encoding="DELTA_BINARY_PACKED", name="coded")
+    storage = RecordingStorage(LocalStorage())
+    ds = with_storage(open_shards(path, fill_value=-1), storage)
+    counts = []
+    for _ in range(3):
+        storage.reads.clear()
+        assert_same(ds.compute()[:, 0], np.where(rows % 7 == 0, -1, rows))
+        counts.append(storage.nbytes)
+    assert counts[0] > counts[1] == counts[2]
+    assert_same(open_shards(coded)[:, 0].compute(), rows)
 
 
 def test_nulls_of_a_few_rows_are_left_to_the_library(save):

@@ -1,6 +1,9 @@
+import copy
+import gc
 import json
 import os
 import pickle
+import shutil
 
 import numpy as np
 import pytest
@@ -86,6 +89,10 @@ def test_persisted_shows_and_knows_itself(ds):
     """A persisted dataset says so, differs from what it was made of, and equals itself."""
     kept = ds[2:].persist()
     assert "persisted: in the memory of this process, computed from 4 npy shards" in repr(kept)
+    assert repr(kept).startswith("<ShardedDataset (28, 3) int16, 168 B, in memory, engine numpy>\n")
+    assert len(repr(kept).splitlines()) == 3
+    assert "persisted: " in kept._repr_html_()
+    assert "shards</th>" not in kept._repr_html_()
     assert kept.format == "memory"
     assert kept != ds[2:]
     assert kept == kept[:]
@@ -129,6 +136,18 @@ def test_persisted_travels_within_its_process(ds, child, tmp_path):
         pickle.loads(data)  # noqa: S301  # our own
 
 
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda kept: kept[:]], ids=["copy", "deepcopy", "slice"])
+def test_copies_keep_what_was_persisted(ds, copied):
+    """A copy of a persisted dataset keeps its rows as well, and shares their memory."""
+    kept = ds.persist()
+    again = copied(kept)
+    assert again == kept
+    assert again._layout.storage.array is kept._layout.storage.array
+    del kept
+    gc.collect()
+    assert_same(again.compute(), WHOLE)
+
+
 def test_persisted_joins_others(ds):
     """A persisted dataset is one of those that concat() and zip_shards() take."""
     kept, other = ds[:5].persist(), ds[7:9].persist()
@@ -154,7 +173,7 @@ def test_cache_writes_once(ds, tmp_path, monkeypatch):
     cached = lazy.cache(tmp_path / "cache", rows_per_shard=8)
     assert_same(cached.compute(), ((WHOLE - 1)[:, ::-1]) / 2)
     assert [shard.rows for shard in cached.shards] == [8, 8, 8, 6]
-    assert f"cached: as npy shards in '{tmp_path}/cache', computed from 4 npy shards" in repr(cached)
+    assert f"cached: as npy shards in '{tmp_path}/cache', computed from 4 npy shards" in " ".join(repr(cached).split())
     monkeypatch.setattr("lazyshards.persistence.write_shards", None)
     again = with_storage((ds - 1)[:, ::-1] / 2, RaisingStorage()).cache(tmp_path / "cache", rows_per_shard=8)
     assert again == cached
@@ -186,6 +205,35 @@ def test_cache_of_files_that_changed(ds, tmp_path):
     assert changed.fingerprint == ds.fingerprint
     with pytest.raises(FileExistsError, match="changed since"):
         changed.cache(tmp_path / "cache")
+
+
+@pytest.mark.parametrize("format", ["npy", "zarr"])
+@pytest.mark.parametrize("change", ["replaced", "touched", "added"])
+def test_cached_files_that_changed(ds, tmp_path, format, change):
+    """Cached files that are not those that were written, of the same size or not, are refused until overwritten."""
+    place = tmp_path / "cache"
+    ds.cache(place, format)
+    file = max(path for path in place.rglob("*") if path.is_file() and path.name != ".lazyshards-cache.json")
+    before = file.stat()
+    if change == "replaced":
+        content = bytearray(file.read_bytes())
+        content[-1] ^= 1
+        file.unlink()
+        file.write_bytes(content)
+    elif change == "touched":
+        os.utime(file, ns=(0, before.st_mtime_ns + 1_000_000_000))
+    else:
+        shutil.copy(file, file.with_name(f"more{file.suffix}"))
+    with pytest.raises(FileExistsError, match="own files changed"):
+        ds.cache(place, format)
+    assert_same(ds.cache(place, format, overwrite=True).compute(), WHOLE)
+    assert_same(ds.cache(place, format).compute(), WHOLE)
+
+
+def test_a_manifest_is_no_change_of_a_cache(ds, tmp_path):
+    """A cache of which a manifest was saved is the same cache."""
+    ds.cache(tmp_path / "cache").save_manifest()
+    assert_same(ds.cache(tmp_path / "cache").compute(), WHOLE)
 
 
 def test_what_is_no_cache(ds, tmp_path):

@@ -2,6 +2,7 @@
 
 import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import h5py
@@ -132,3 +133,34 @@ def test_plans_that_share_count_the_helpers_scratch(uneven):
     plan = compile_plan(ds._layout, ds._selection, Capacity(2))
     assert plan.scratch_nbytes
     assert plan.peak_nbytes(2) == plan.nbytes + 4 * plan.scratch_nbytes
+
+
+def test_who_waits_for_a_batch_fills_it(opened, monkeypatch):
+    """A batch whose tiles no thread has come to is filled by the thread that waits for it."""
+    ds, whole = opened([30, 0, 50, 20])
+    pool, leave = ThreadPoolExecutor(1), threading.Event()
+    monkeypatch.setattr(threads, "_executor", pool)
+    pool.submit(leave.wait)
+    engine = threads.ThreadEngine()
+    plan = ds.plan(tiles_per_processor=3)
+    try:
+        with engine.reading():
+            np.testing.assert_array_equal(engine.begin(plan, may_block=True).result(), whole)
+    finally:
+        leave.set()
+        pool.shutdown()
+
+
+def test_memory_is_used_again_and_no_callback_tells_of_it():
+    """What a dropped batch lay in serves the next; an interrupt while a callback told of it would be lost."""
+    engine, rows = threads.ThreadEngine(), (1 << 10, 32)
+    with engine.reading():
+        first = threads._buffers.take(rows, np.dtype("f8"))
+        kept = threads._buffers.take(rows, np.dtype("f8"))
+        where, owner = first.ctypes.data, first.base.base.obj
+        assert [each.__callback__ for each in weakref.getweakrefs(owner)] == [None]
+        view = first[3:]
+        del first, owner
+        assert threads._buffers.take(rows, np.dtype("f8")).ctypes.data not in (where, kept.ctypes.data)
+        del view
+        assert threads._buffers.take(rows, np.dtype("f8")).ctypes.data == where

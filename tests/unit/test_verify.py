@@ -174,6 +174,50 @@ def test_jobs(write, jobs):
         verify(path, content=True, jobs=0)
 
 
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("change", ["rewritten", "removed", "added"])
+def test_contents_of_stores(tmp_path, version, change):
+    """A chunk that was rewritten, lost or added since the manifest is found by its content, and by nothing else."""
+    zarr = pytest.importorskip("zarr", minversion="3", reason="zarr 3 is not installed")
+    for i in range(2):
+        rows = np.arange(12.0, dtype="f4").reshape(6, 2) + 100 * i
+        store = zarr.create_array(
+            str(tmp_path / f"s_{i}.zarr"), shape=(6, 2), chunks=(2, 2), dtype="f4", zarr_format=version
+        )
+        store[:] = rows
+    open_shards(tmp_path, missing_chunks="fill").save_manifest(content=True)
+    assert verify(tmp_path, missing_chunks="fill", content=True).is_sound
+    name = "1.0" if version == 2 else "c/1/0"
+    chunk, other = (tmp_path / f"s_{i}.zarr" / name for i in (1, 0))
+    if change == "removed":
+        chunk.unlink()
+    elif change == "added":
+        chunk.with_name("9").write_bytes(b"")
+    else:
+        chunk.write_bytes(other.read_bytes())
+    assert len(open_shards(tmp_path, manifest="require", missing_chunks="fill")) == 12
+    assert kinds(verify(tmp_path, missing_chunks="fill")) == []
+    assert kinds(verify(tmp_path, missing_chunks="fill", content=True)) == [("content", "s_1.zarr")]
+
+
+def test_contents_of_datasets_in_one_file(tmp_path):
+    """Datasets that share a file have its hash, which is no duplicate; a change of it is found for each of them."""
+    h5py = pytest.importorskip("h5py", reason="h5py is not installed")
+    for i in range(2):
+        with h5py.File(tmp_path / f"f_{i}.h5", "w") as file:
+            for j in range(3):
+                file.create_dataset(f"part/{j}", data=np.full((4, 2), 10.0 * i + j))
+    open_shards(tmp_path, dataset="part/*").save_manifest(content=True)
+    report = verify(tmp_path, dataset="part/*", content=True)
+    assert (report.is_sound, report.read) == (True, 6)
+    path = tmp_path / "f_1.h5"
+    before = path.stat()
+    with h5py.File(path, "a") as file:
+        file["part/2"][0] += 1
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert [kind for kind, _ in kinds(verify(tmp_path, dataset="part/*", content=True))] == ["content"] * 3
+
+
 def test_memory_is_bounded(tmp_path, monkeypatch):
     """Rows are read a block at a time, however long a shard is."""
     write_npy_shards(tmp_path, [np.zeros((100, 4), "f8")])

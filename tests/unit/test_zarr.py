@@ -685,6 +685,21 @@ def test_parts_of_a_chunk_are_decoded_once(tmp_path, monkeypatch, sharded):
     assert len(decoded) == 5
 
 
+@pytest.mark.parametrize("sharded", [False, True])
+def test_few_rows_decode_the_chunks_that_hold_them(tmp_path, monkeypatch, sharded):
+    """Of rows far apart no chunk is decoded that holds none of them, and none twice."""
+    array = np.arange(40_000 * 64, dtype="f4").reshape(40_000, 64)
+    options = {"shards": (8_000, 64)} if sharded else {}
+    save(tmp_path / "s0.zarr", array, (100,), compressors=V3_CODECS["zstd"], **options)
+    ds = open_shards(tmp_path / "s0.zarr")
+    decoded = []
+    undo = zarr_chunks.undo
+    monkeypatch.setattr(zarr_chunks, "undo", lambda *arguments: (decoded.append(1), undo(*arguments)))
+    rows = np.random.default_rng(0).choice(40_000, 150)
+    assert_same(ds[rows].compute(), array[rows])
+    assert len(decoded) == len(np.unique(rows // 100))
+
+
 def test_several_tiles(tmp_path, engine):
     """Tiles that do not end where chunks end are put together by every engine."""
     array = example_array((1003, 5), "f4")

@@ -1,8 +1,13 @@
-"""Reductions are each rank's own work: all of them must find the same, or raise the same."""
+"""Reductions of few blocks are each rank's own work, of many they are shared: all find, or raise, the same."""
 
-from reporting import DATA, caught, digest, report
+import os
+from pathlib import Path
+
+from reporting import ARGUMENTS, DATA, caught, digest, report
 
 import lazyshards
+from lazyshards.engines import ranks
+from lazyshards.reductions import blocks
 
 ds = lazyshards.open_shards(DATA)
 found = {
@@ -13,7 +18,31 @@ found = {
     "cov": ds[:, 0].cov(),
     "any": ds[::2].any(axis=1),
 }
+
+read = []
+fill = blocks.fill
+blocks.fill = lambda out, rows, *rest: read.append(len(rows)) or fill(out, rows, *rest)
+blocks.BLOCK_ELEMENTS, blocks.RUN_NBYTES = 60, 1_000
+shared = {
+    "sum": ds.sum(axis=0, dtype="f8"),
+    "std": ds.std(dtype="f8"),
+    "nanmean": ds.nanmean(axis=0),
+    "argmax": ds.argmax(),
+    "cov": ds[:, 0].cov(),
+    "histogram": ds.histogram(7, (-9, 9))[0],
+    "all": ds.all(),
+}
+del read[:]
+ds.max()
+
+cut = lazyshards.open_shards(ARGUMENTS[0])
+if ranks.is_first_rank():
+    os.truncate(max(Path(ARGUMENTS[0]).iterdir()), 200)
+ranks.from_first(None)
 report(
+    shared={name: digest(result) for name, result in shared.items()},
+    read=sum(read),
+    cut=caught(cut.sum),
     digests={name: digest(result) for name, result in found.items()},
     stats=repr(ds.stats()),
     own=ds.reduce(len, lambda left, right: left + right),
