@@ -15,12 +15,12 @@ import numpy.typing as npt
 from lazyshards.atomic import write_atomically
 from lazyshards.details import descr_of, options_text
 from lazyshards.engines.handover import scan_together
-from lazyshards.engines.ranks import once, together
+from lazyshards.engines.ranks import together
 from lazyshards.errors import LayoutError
 from lazyshards.layout import Layout
 from lazyshards.manifest_bytes import NAME as MANIFEST
 from lazyshards.storage.memory import keep_array
-from lazyshards.writing import write_shards
+from lazyshards.writing import write_sealed
 
 __all__ = ["cached_layout", "kept_layout"]
 
@@ -96,8 +96,8 @@ def cached_layout(
     if state and not overwrite:
         raise FileExistsError(errno.EEXIST, f"{state}; choose another directory, or pass overwrite=True", place)
     if state is not None:
-        write_shards(dataset, place, format=format, overwrite=overwrite, progress=progress, **options)  # type: ignore[arg-type]  # it checks
-        once(lambda _: _write_mark(place, wanted), engine, what=f"writing {place!r}")
+        seal = partial(_write_mark, wanted=wanted)
+        write_sealed(dataset, place, seal, format=format, overwrite=overwrite, progress=progress, options=options)
     layout = scan_together(place, engine=engine, manifest="auto", format=format)
     found, expected = (
         (layout.rows, layout.row_shape, layout.dtype),
@@ -173,5 +173,5 @@ def _files_of(place: str) -> str:
     return digest.hexdigest()
 
 
-def _write_mark(place: str, wanted: Mapping[str, object]) -> None:
-    write_atomically(os.path.join(place, _MARK), json.dumps({**wanted, "shards": _files_of(place)}).encode())
+def _write_mark(folder: str, wanted: Mapping[str, object]) -> None:
+    write_atomically(os.path.join(folder, _MARK), json.dumps({**wanted, "shards": _files_of(folder)}).encode())

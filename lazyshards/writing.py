@@ -5,7 +5,7 @@ is complete; elsewhere, shard by shard, behind a file that says that it is not.
 """
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -24,7 +24,7 @@ from lazyshards.writers.local_work import local_work, remove
 from lazyshards.writers.shared import is_array, is_dataset, write_once
 from lazyshards.writers.work import bytes_of, full_disk_told
 
-__all__ = ["write_shards"]
+__all__ = ["write_sealed", "write_shards"]
 
 _SHARD_NBYTES = 256 << 20
 """Bytes of a shard where nothing is said."""
@@ -117,6 +117,34 @@ def write_shards(
     return write_once(write, source, what=f"writing {path!r:.200}")
 
 
+def write_sealed(
+    source: object,
+    path: str,
+    seal: Callable[[str], None],
+    *,
+    format: str,
+    overwrite: bool,
+    progress: bool,
+    options: Mapping[str, object],
+) -> list[str]:
+    """Write shards on this machine as :func:`write_shards` does, with a file more, which appears with them.
+
+    Parameters
+    ----------
+    source, path, format, overwrite, progress
+        See :func:`write_shards`.
+    seal : callable
+        Called with the directory that holds all shards, just before that gets its name.
+    options : mapping
+        The other options of :func:`write_shards`.
+    """
+    names = ("rows_per_shard", "nbytes_per_shard", "storage_options")
+    own: dict[str, Any] = {name: options.get(name) for name in names}
+    rest = {name: value for name, value in options.items() if name not in names}
+    write = partial(_write, path=path, format=format, overwrite=overwrite, progress=progress, options=rest, seal=seal)
+    return write_once(partial(write, **own), source, what=f"writing {path!r:.200}")
+
+
 def _write(
     source: object,
     *,
@@ -128,6 +156,7 @@ def _write(
     progress: bool,
     storage_options: Mapping[str, object] | None,
     options: Mapping[str, object],
+    seal: Callable[[str], None] | None = None,
 ) -> list[str]:
     place = _place(path)
     make, suffix = writer_of(format), suffix_of(format)
@@ -148,7 +177,7 @@ def _write(
     if "://" not in place:
         if storage_options:
             raise ValueError(f"storage_options are for URLs, but {place!r} is a path of this machine")
-        opened = local_work(place, wanted, stream.mark, overwrite=overwrite)
+        opened = local_work(place, wanted, stream.mark, overwrite=overwrite, seal=seal)
     else:
         from lazyshards.writers.remote_work import remote_work
 

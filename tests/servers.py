@@ -34,7 +34,8 @@ class RangeServer:
     ``fault(seen, number)`` is asked before each answer, and returns None, an HTTP status, or one of ``"reset"`` (the
     connection breaks after half the body), ``"short"`` (half the body, and then the end), ``"close"`` (no answer at
     all), ``"slow"`` (the first byte comes late), ``"drip"`` (a byte now and then),
-    ``"coded"`` (as many other bytes, said to be compressed for the way)
+    ``"coded"`` (as many other bytes, said to be compressed for the way), ``"less"`` (the range but for ten bytes),
+    ``"junk"`` (what is no answer at all)
     and ``"whole"`` (the range is ignored).
     """
 
@@ -192,6 +193,11 @@ class _Handler(BaseHTTPRequestHandler):
         if start >= len(data) and asked:
             self._plain(416, b"", **{"Content-Range": f"bytes */{len(data)}"})
             return
+        if fault == "junk":
+            self.wfile.write(b"no answer at all\r\n\r\n")
+            self.close_connection = True
+            return
+        stop -= 10 * (fault == "less")
         chunk = memoryview(data)[start:stop]
         if fault == "slow":
             threading.Event().wait(0.3)

@@ -66,6 +66,7 @@ static int field(struct bytes *bytes, int64_t *number, int *kind)
     if (head) {
         *kind = head & 15;
         *number = head >> 4 ? *number + (head >> 4) : zigzag(bytes);
+        bytes->is_odd |= *number < INT16_MIN || *number > INT16_MAX;
     }
     return head && !bytes->is_cut && !bytes->is_odd;
 }
@@ -140,6 +141,7 @@ static void note(struct bytes *bytes, int64_t *found, int most, int64_t *within)
             *noted = 2 - kind;
         } else if (noted && kind >= 4 && kind <= 6) {
             *noted = zigzag(bytes);
+            bytes->is_odd |= *noted != (int32_t)*noted; /* which others would cut */
         } else if (inner && kind == STRUCT) {
             note(bytes, inner, 8, 0);
         } else {
@@ -175,16 +177,16 @@ int64_t lazyshards_page(const uint8_t *data, int64_t nbytes, int64_t *facts)
     if (kind == VALUES || kind == DICTIONARY) {
         facts[4] = more[1];
         facts[5] = more[2];
-        facts[8] = kind == DICTIONARY || more[3] == RLE;
+        facts[8] = kind == DICTIONARY || (more[3] == RLE && more[4] != INT64_MIN);
     } else if (kind == VALUES_2) {
-        if (more[5] < 0 || more[6] < 0 || more[5] > INT32_MAX || more[6] > INT32_MAX) {
+        if (more[5] < 0 || more[6] < 0) {
             return FAULT;
         }
         facts[4] = more[1];
         facts[5] = more[4];
         facts[6] = more[5] + more[6];
         facts[7] = more[7] == 0;
-        facts[8] = more[2] == 0;
+        facts[8] = more[2] == 0 && more[3] >= 0;
     }
     if (facts[1] < 0 || facts[2] < 0 || facts[4] < 0 || facts[5] < 0) {
         return FAULT;

@@ -14,6 +14,7 @@ import os
 import random
 import resource
 import shlex
+import shutil
 import signal
 import sys
 import threading
@@ -45,6 +46,7 @@ __all__ = [
 _DRIVER = "libcuda.so.1"
 _STUB_MARK = "lazyshards_cuda_stub"  # the symbol that tells the stub from a driver
 _INSTALL = 'pip install "lazyshards[legate]"'
+_REINSTALL = "pip install --force-reinstall --no-deps --no-cache-dir lazyshards"
 _MIB = 1 << 20
 
 # Legion lets 1,024 operations be in flight; a chain of that many on an unfinished Python task waits for itself
@@ -157,11 +159,19 @@ def why_unavailable() -> str | None:
         )
     if not _is_imported() and find_driver() is None and stub_path() is None:
         return (
-            "no NVIDIA driver (libcuda.so.1) on this machine, and lazyshards was built without its stand-in for "
-            "one, because there was no C compiler: apt-get install gcc libc6-dev, then "
-            "pip install --force-reinstall --no-deps --no-cache-dir lazyshards"
+            "no NVIDIA driver (libcuda.so.1) on this machine, and no stand-in for one in lazyshards, which is built by "
+            f"a C compiler when lazyshards is installed: {_build_command()}"
         )
     return None
+
+
+def _build_command() -> str:
+    """Return what builds the stand-in: for a checkout, such as one that was never installed, where it lies."""
+    root = Path(__file__).resolve().parents[2]
+    is_checkout = (root / "hatch_build.py").is_file()
+    command = f"pip install -e {shlex.quote(str(root))}" if is_checkout else _REINSTALL
+    has_compiler = shutil.which("cc") or shutil.which("gcc")
+    return command if has_compiler else f"apt-get install gcc libc6-dev, then {command}"
 
 
 # ------------------------------------------------------------------------------------------ what is there

@@ -21,6 +21,7 @@ from lazyshards.formats.parquet_thrift import CutError, MalformedError
 from lazyshards.formats.parquet_values import (
     DICTIONARIES,
     MOST_PAGE_NBYTES,
+    LargePageError,
     Leaf,
     OtherwiseError,
     Values,
@@ -36,6 +37,8 @@ _FEW_ROWS = 8192
 """Rows up to which NumPy is as fast as the library, and pages are looked for rather than read through."""
 _BAND_NBYTES = 8 << 20
 """Bytes that the pages and dictionaries of columns that are read together may take."""
+_PAGES_NBYTES = 48 << 20
+"""Bytes that the pages of columns that are read together may take once decompressed."""
 _READ_NBYTES = 96 << 10
 """Bytes of each column that are read at a time, if files are near."""
 _NEAR_GAP_NBYTES = 32 << 10
@@ -123,10 +126,11 @@ def read_columns(
         pages = _locate(place, leaves, chunks)
         if None in pages:
             return False
+    page_nbytes = MOST_PAGE_NBYTES if asked in place.footer.large else _PAGE_NBYTES
     try:
         if place.is_few and _copy_plain(place, leaves, pages, out, scratch, library):
             return True
-        columns = [_column(place, *each) for each in zip(leaves, chunks, pages, strict=True)]
+        columns = [_column(place, *each, page_nbytes) for each in zip(leaves, chunks, pages, strict=True)]
         keeps = _is_slice(place)
         for some in _bands(place, columns, out.itemsize):
             _read_band(place, columns[some], out[:, some], scratch, library, keeps=keeps)
@@ -134,6 +138,12 @@ def read_columns(
                 column.dictionary = column.values = None  # for the memory that they take
     except ShardReadError:
         raise
+    except LargePageError:
+        if page_nbytes == MOST_PAGE_NBYTES:
+            place.footer.refused.add(asked)
+            return False
+        place.footer.large.add(asked)
+        return read_columns(place, leaves, chunks, out, scratch)  # fewer columns at a time
     except (OtherwiseError, CutError, MalformedError, load_pyarrow().lib.ArrowException, OSError, IndexError):
         place.footer.refused.add(asked)
         return False  # what is wrong, if anything is, the library says
@@ -149,16 +159,18 @@ def _locate(place: Place, leaves: Sequence[Leaf], chunks: Sequence[tuple[int, in
     return found
 
 
-def _column(place: Place, leaf: Leaf, chunk: tuple[int, int], pages: Pages | None) -> Column:
+def _column(place: Place, leaf: Leaf, chunk: tuple[int, int], pages: Pages | None, page_nbytes: int) -> Column:
     """Return a column, at the first page that is known to be needed."""
+    # No page has more bytes than the footer says that all of them have.
+    page_nbytes = min(page_nbytes, leaf.inflated_nbytes)
     if pages is not None:
         offset, end, before = pages.span(place.start, place.stop)
-        column = Column(leaf, pages.dictionary, offset, end, end - offset, place.start - before)
+        column = Column(leaf, pages.dictionary, offset, end, end - offset, place.start - before, page_nbytes)
     else:
         start, end = chunk
         offset = min(end, start + leaf.dictionary_nbytes)
         wanted = min(end - offset, (end - offset) * place.stop // place.rows + _PAGE_NBYTES)
-        column = Column(leaf, (start, offset), offset, end, wanted, place.start)
+        column = Column(leaf, (start, offset), offset, end, wanted, place.start, page_nbytes)
     # Where each read has a price, one that goes on through the dictionary is cheaper than two.
     if column.dictionary_nbytes and (not place.is_far or (place.is_few and pages is not None)):
         column.dictionary = DICTIONARIES.get(place.key(leaf))
@@ -176,6 +188,7 @@ def _bands(place: Place, columns: Sequence[Column], itemsize: int) -> Iterator[s
         else:  # pages, as they lie there and decompressed
             costs.append(int(unread * column.leaf.inflation) + 2 * min(column.wanted, _READ_NBYTES))
     most = max(1, max(place.storage.window_nbytes, _BAND_NBYTES) // max([1, *costs]))
+    most = max(1, min(most, _PAGES_NBYTES // max([1, *[column.page_nbytes for column in columns]])))
     if most < len(columns):
         line = max(1, _LINE_NBYTES // itemsize)
         most -= most % line if most >= line else 0
@@ -239,7 +252,7 @@ def _read_dictionaries(place: Place, columns: Sequence[Column], scratch: Scratch
         place.fetch(wanted)
         for column, (_, data) in zip(missing[:some], wanted, strict=False):
             header = parse_header(data[:_HEADER_NBYTES].tobytes(), 0)
-            if header.kind != DICTIONARY:
+            if header.kind != DICTIONARY or header.own_nbytes + header.nbytes != len(data):
                 raise OtherwiseError
             column.dictionary = decode_dictionary(column.leaf, header, data[header.own_nbytes :])
             if keeps:

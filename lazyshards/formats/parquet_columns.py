@@ -11,11 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from lazyshards.formats.columns import Scratch, write_rows
-from lazyshards.formats.parquet_pages import DATA, DATA_2, DICTIONARY, PageHeader, parse_header
+from lazyshards.formats.parquet_pages import DATA, DATA_2, DICTIONARY, MOST_HEADER_NBYTES, PageHeader, parse_header
 from lazyshards.formats.parquet_thrift import CutError
 from lazyshards.formats.parquet_values import (
     MOST_PAGE_NBYTES,
     Dictionary,
+    LargePageError,
     Leaf,
     OtherwiseError,
     Values,
@@ -28,6 +29,9 @@ __all__ = ["Column", "Writer"]
 
 _HEADER_NBYTES = 256
 """Bytes that the header of a page seldom exceeds."""
+
+_SPARE_NBYTES = 1 << 10
+"""Bytes by which a page may be larger in the file than decompressed, besides a share of it."""
 
 
 class Column:
@@ -43,6 +47,7 @@ class Column:
         "left",
         "low",
         "next_offset",
+        "page_nbytes",
         "passed",
         "plain",
         "room",
@@ -52,9 +57,18 @@ class Column:
     )
 
     def __init__(
-        self, leaf: Leaf, dictionary_span: tuple[int, int], offset: int, end: int, wanted: int, passed: int
+        self,
+        leaf: Leaf,
+        dictionary_span: tuple[int, int],
+        offset: int,
+        end: int,
+        wanted: int,
+        passed: int,
+        page_nbytes: int = 0,
     ) -> None:
         self.leaf = leaf
+        self.page_nbytes = page_nbytes
+        """Bytes that a page may have once decompressed."""
         self.dictionary_span = dictionary_span
         """First byte of its dictionary in the file, and the byte after its last; empty if that is not known."""
         self.wanted = wanted
@@ -119,6 +133,8 @@ class Column:
             size = header.own_nbytes + header.nbytes
             if size > min(MOST_PAGE_NBYTES, held + self.end - self.next_offset):
                 raise OtherwiseError
+            if header.kind != DICTIONARY and self._is_large(header):
+                raise LargePageError
             is_passed = header.kind in (DATA, DATA_2) and header.values <= self.passed
             if size > held and (is_passed or header.kind not in (DATA, DATA_2, DICTIONARY)):
                 self.next_offset += size - held  # without reading it
@@ -131,10 +147,17 @@ class Column:
             if is_passed:
                 self.passed -= header.values
             elif header.kind == DICTIONARY:
+                if self.dictionary is not None:
+                    raise OtherwiseError
                 self.dictionary = decode_dictionary(self.leaf, header, data)
             elif header.kind in (DATA, DATA_2):
                 self._open(header, data, address)
                 return 0
+
+    def _is_large(self, header: PageHeader) -> bool:
+        """Return whether a page is larger than was expected; what cannot be compressed has some bytes more."""
+        most = self.page_nbytes
+        return header.inflated_nbytes > most or header.nbytes > most + most // 4 + _SPARE_NBYTES
 
     def _header(self, held: int, headers: dict[int, PageHeader] | None) -> PageHeader | int:
         """Return the header of the page that comes next, or how many bytes must be here for that."""
@@ -148,7 +171,7 @@ class Column:
             try:
                 header = parse_header(self.room.data[self.low : self.high], 0, self.room_address + self.low)
             except CutError:
-                if not behind:
+                if not behind or held >= MOST_HEADER_NBYTES:
                     raise
                 return min(16 * max(held, _HEADER_NBYTES), held + behind)
             if headers is not None:

@@ -62,6 +62,8 @@ class Footer(NamedTuple):
     """First byte of the values of pages that hold them as they are, by first byte of the page, as far as known."""
     refused: set[tuple[int, ...]]
     """Row groups and their leaves whose pages were seen to be such that the library must decode them."""
+    large: set[tuple[int, ...]]
+    """Row groups and their leaves that were seen to have larger pages than writers usually make."""
     leaves: dict[tuple[int, str], object]
     """How the columns of row groups are decoded that were asked for a few rows, by row group and name."""
 
@@ -169,7 +171,9 @@ def _parse(path: str, data: bytes, schemas: list[Schema]) -> Footer | Fault:
     chunks = _count_values(metadata, schema, data)
     if isinstance(chunks, str):
         return Fault(path, f"has a damaged footer: {chunks}")
-    return Footer(metadata, (0, *accumulate(counts)), len(data), schema, {}, chunks, set(), {}, {}, {}, set(), {})
+    return Footer(
+        metadata, (0, *accumulate(counts)), len(data), schema, {}, chunks, set(), {}, {}, {}, set(), set(), {}
+    )
 
 
 def load_footer(shard: Shard, footer_nbytes: int, storage: Storage) -> Footer:

@@ -13,7 +13,7 @@ from lazyshards.formats.parquet_thrift import CutError, MalformedError, Struct, 
 from lazyshards.native import find_library
 from lazyshards.storage.base import Storage
 
-__all__ = ["DATA", "DATA_2", "DICTIONARY", "PageHeader", "Pages", "locate_pages", "parse_header"]
+__all__ = ["DATA", "DATA_2", "DICTIONARY", "MOST_HEADER_NBYTES", "PageHeader", "Pages", "locate_pages", "parse_header"]
 
 DATA = 0
 """Kind of a page of values."""
@@ -26,7 +26,7 @@ _STRUCTS = {DATA: 5, DICTIONARY: 7, DATA_2: 8}
 _RLE = 3
 _HEADER_NBYTES = 256
 """Bytes that the header of a page seldom exceeds."""
-_MOST_HEADER_NBYTES = 1 << 20
+MOST_HEADER_NBYTES = 1 << 20
 """Bytes of the longest header that is parsed: one with the extremes of long texts."""
 
 
@@ -95,21 +95,20 @@ def locate_pages(
     found: list[Pages | None] = [
         pages or Pages((start, start), (), (), start, 0) for pages, (start, _) in zip(known, chunks, strict=True)
     ]
-    sizes = {i: _HEADER_NBYTES for i, pages in enumerate(found) if pages is not None and pages.next_value < until[i]}
+    walks = {i: _Walk(pages) for i, pages in enumerate(found) if pages is not None and pages.next_value < until[i]}
+    sizes = dict.fromkeys(walks, _HEADER_NBYTES)
     while sizes:
         reads = []
         for i, nbytes in sizes.items():
-            pages, stop = found[i], chunks[i][1]
-            assert pages is not None
-            reads.append((path, pages.next_offset, max(0, min(nbytes, stop - pages.next_offset))))
+            offset = walks[i].next_offset
+            reads.append((path, offset, max(0, min(nbytes, chunks[i][1] - offset))))
         for i, data in zip(list(sizes), storage.fetch(reads), strict=True):
-            pages = found[i]
-            assert pages is not None
+            walk = walks[i]
             try:
-                found[i] = pages = _walk(pages, data, chunks[i][1], until[i])
+                walk.go_on(data, chunks[i][1], until[i])
             except CutError:
                 sizes[i] *= 16
-                if sizes[i] > _MOST_HEADER_NBYTES or len(data) < sizes[i] // 16:
+                if sizes[i] > MOST_HEADER_NBYTES or len(data) < sizes[i] // 16:
                     found[i] = None
                     del sizes[i]
                 continue
@@ -117,41 +116,56 @@ def locate_pages(
                 found[i] = None
                 del sizes[i]
                 continue
-            if pages.next_value >= until[i]:
+            if walk.next_value >= until[i]:
+                found[i] = walk.pages()
                 del sizes[i]
             else:
                 sizes[i] = _HEADER_NBYTES
     return found
 
 
-def _walk(pages: Pages, data: bytes, end: int, until: int) -> Pages:
-    """Return the pages with those whose headers lie in ``data``, which begins where they end: at least one more."""
-    dictionary, offsets, values, offset, value = pages
-    at, moved = 0, False
-    while value < until:
-        try:
-            header = parse_header(data, at)
-        except CutError:
-            if moved:
-                break
-            raise
-        size = header.own_nbytes + header.nbytes
-        if offset + size > end:
-            raise MalformedError("no page")
-        if header.kind in (DATA, DATA_2):
-            if header.values:
-                offsets, values = (*offsets, offset), (*values, value)
-            value += header.values
-        elif header.kind == DICTIONARY and not offsets:
-            dictionary = (offset, offset + size)
-        offset, at, moved = offset + size, at + size, True
-        if offset >= end:
-            if value < until:
+class _Walk:
+    """A walk from page to page of a column, on from those that are known."""
+
+    __slots__ = ("dictionary", "next_offset", "next_value", "offsets", "values")
+
+    def __init__(self, pages: Pages) -> None:
+        self.dictionary = pages.dictionary
+        self.offsets = list(pages.offsets)
+        self.values = list(pages.values)
+        self.next_offset = pages.next_offset
+        self.next_value = pages.next_value
+
+    def pages(self) -> Pages:
+        """Return those that were walked."""
+        return Pages(self.dictionary, tuple(self.offsets), tuple(self.values), self.next_offset, self.next_value)
+
+    def go_on(self, data: bytes, end: int, until: int) -> None:
+        """Walk the pages whose headers lie in ``data``, which begins where those before end: at least one more."""
+        at = 0
+        while self.next_value < until and (at < len(data) or not at):
+            try:
+                header = parse_header(data, at)
+            except CutError:
+                if at:
+                    return
+                raise
+            size = header.own_nbytes + header.nbytes
+            offset = self.next_offset
+            if offset + size > end:
                 raise MalformedError("no page")
-            break
-        if at >= len(data):
-            break
-    return Pages(dictionary, offsets, values, offset, value)
+            if header.kind in (DATA, DATA_2):
+                if header.values:
+                    self.offsets.append(offset)
+                    self.values.append(self.next_value)
+                self.next_value += header.values
+            elif header.kind == DICTIONARY:
+                if self.offsets or self.dictionary[0] < self.dictionary[1]:
+                    raise MalformedError("a second dictionary")
+                self.dictionary = (offset, offset + size)
+            self.next_offset, at = offset + size, at + size
+            if self.next_offset >= end and self.next_value < until:
+                raise MalformedError("no page")
 
 
 _Facts = ctypes.c_int64 * 9
@@ -203,8 +217,11 @@ def parse_header(data: bytes | memoryview, at: int, address: int = 0) -> PageHea
 
 def _listed(struct: Struct) -> list[int]:
     """Return the integers among fields 0 to 7."""
-    values = [struct.get(number, _MISSING) for number in range(8)]
-    return [value if isinstance(value, int) else _MISSING for value in values]
+    found = [struct.get(number) for number in range(8)]
+    values = [value if isinstance(value, int) else _MISSING for value in found]
+    if any([value != _MISSING and not -(1 << 31) <= value < 1 << 31 for value in values]):
+        raise MalformedError("no page")  # others would cut it
+    return values
 
 
 def _header(fields: list[int], more: list[int], own_nbytes: int) -> PageHeader:
@@ -212,10 +229,10 @@ def _header(fields: list[int], more: list[int], own_nbytes: int) -> PageHeader:
     _, kind, inflated_nbytes, nbytes, checksum, *_ = fields
     values, encoding, levels, is_raw, is_full = more[1], more[2], -1, False, True
     if kind == DATA:
-        is_full = more[3] == _RLE
+        is_full = more[3] == _RLE and more[4] != _MISSING
     elif kind == DATA_2:
-        encoding, levels, is_raw, is_full = more[4], more[5] + more[6], more[7] == 0, more[2] == 0
-        if not 0 <= min(more[5:7]) <= max(more[5:7]) < 1 << 31:
+        encoding, levels, is_raw, is_full = more[4], more[5] + more[6], more[7] == 0, (more[2] == 0 and more[3] >= 0)
+        if min(more[5:7]) < 0:
             raise MalformedError("no page")
     elif kind != DICTIONARY:
         values = encoding = 0

@@ -27,6 +27,8 @@ _WINDOW_NBYTES = 8 << 20
 time; of a larger column, a piece."""
 _PAGE_NBYTES = 17 << 16
 """Bytes of a page, which is decoded whole, as writers usually make them at most."""
+_PAGES_NBYTES = 48 << 20
+"""Bytes that the pages of columns that are decoded together may take once decompressed, if they are as usual."""
 _BATCH_NBYTES = 4 << 20
 """Bytes that are decoded at a time."""
 _MOST_BATCH_ROWS = 1 << 16
@@ -306,7 +308,7 @@ def _plan_passes(request: Request, group: int, start: int, stop: int) -> list[_P
             at, until = _chunk(shard, footer, group, leaf)
             nbytes = min(until - at, int((until - at) * share) + _PAGE_NBYTES)
             runs[-1].append(_Run(at, ((at, at + nbytes),)))
-    return _passes(first, range(len(runs)), runs, _window_nbytes(request.storage), exact=False)
+    return _passes(request, group, first, range(len(runs)), runs, exact=False)
 
 
 def _window_nbytes(storage: Storage) -> int:
@@ -314,19 +316,24 @@ def _window_nbytes(storage: Storage) -> int:
 
 
 def _passes(
-    first: int, places: Sequence[int], runs: Sequence[Sequence[_Run]], most_nbytes: int, *, exact: bool
+    request: Request, group: int, first: int, places: Sequence[int], runs: Sequence[Sequence[_Run]], *, exact: bool
 ) -> list[_Pass]:
     """Return the passes that decode some columns, as many at a time as can be held; ``runs`` are of all columns."""
+    footer, most_nbytes = request.footer, _window_nbytes(request.storage)
+    described = footer.metadata.row_group(group)
     passes: list[_Pass] = []
-    held = most_nbytes + 1
+    held = inflated = 0
     for k in places:
         nbytes = sum([run.nbytes for run in runs[k]])
-        if held + nbytes > most_nbytes:
+        leaves = footer.schema.leaves[request.columns[k].name]
+        page_nbytes = sum([min(_PAGE_NBYTES, described.column(leaf).total_uncompressed_size) for leaf in leaves])
+        if not passes or held + nbytes > most_nbytes or inflated + page_nbytes > _PAGES_NBYTES:
             passes.append(_Pass(first, [], [], exact))
-            held = 0
+            held = inflated = 0
         passes[-1].places.append(k)
         passes[-1].runs.extend(runs[k])
         held += nbytes
+        inflated += page_nbytes
     return passes
 
 
@@ -363,7 +370,7 @@ def _plan_skipping(request: Request, group: int, start: int, stop: int) -> list[
     passes: list[_Pass] = []
     for first in sorted(set(firsts)):
         places = [k for k, other in enumerate(firsts) if other == first]
-        passes += _passes(first, places, runs, _window_nbytes(request.storage), exact=True)
+        passes += _passes(request, group, first, places, runs, exact=True)
     return passes
 
 

@@ -135,8 +135,11 @@ def _field(data: bytes | memoryview, at: int, before: int) -> tuple[int, int, in
     head = data[at]
     if head >> 4:
         return before + (head >> 4), head & 15, at + 1
-    number, at = _varint(data, at + 1)
-    return (number >> 1) ^ -(number & 1), head & 15, at
+    coded, at = _varint(data, at + 1)
+    number = (coded >> 1) ^ -(coded & 1)
+    if not -(1 << 15) <= number < 1 << 15:
+        raise MalformedError("a field whose number has more than 16 bits")
+    return number, head & 15, at
 
 
 def _structs(data: bytes, at: int) -> tuple[int, int]:

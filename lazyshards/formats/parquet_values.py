@@ -19,6 +19,7 @@ __all__ = [
     "DICTIONARIES",
     "MOST_PAGE_NBYTES",
     "Dictionary",
+    "LargePageError",
     "Leaf",
     "OtherwiseError",
     "Values",
@@ -64,6 +65,8 @@ class Leaf(NamedTuple):
     """Whether its pages say of each value whether it is there."""
     dictionary_nbytes: int
     """Bytes of its dictionary page as they lie in the file, before its other pages; 0 if the footer tells of none."""
+    inflated_nbytes: int
+    """Bytes of all its pages once decompressed."""
     inflation: float
     """How many times more bytes its pages have once decompressed."""
 
@@ -81,6 +84,10 @@ class Values(NamedTuple):
 
 class OtherwiseError(ValueError):
     """Nothing that is decoded here."""
+
+
+class LargePageError(OtherwiseError):
+    """A page that is larger than was expected."""
 
 
 def find_leaf(footer: Footer, group: int, name: str, leaf_type: str) -> Leaf | None:
@@ -111,6 +118,7 @@ def find_leaf(footer: Footer, group: int, name: str, leaf_type: str) -> Leaf | N
         codec,
         described.max_definition_level > 0,
         dictionary_nbytes,
+        chunk.total_uncompressed_size,
         chunk.total_uncompressed_size / max(1, chunk.total_compressed_size),
     )
 
@@ -120,9 +128,9 @@ def decode_dictionary(leaf: Leaf, header: PageHeader, data: memoryview) -> Dicti
     if header.encoding not in (_PLAIN, _PLAIN_DICTIONARY):
         raise OtherwiseError
     body, _ = _body(leaf, header, data, 0)
-    values = np.frombuffer(body, leaf.stored)
-    if len(values) != header.values or not len(values):
+    if len(body) != header.values * leaf.stored.itemsize or not len(body):
         raise OtherwiseError
+    values = np.frombuffer(body, leaf.stored)
     if not leaf.codec:
         values = values.copy()  # the memory that it lies in is used again
     return Dictionary(values.view(leaf.dtype), values.ctypes.data)
@@ -134,18 +142,25 @@ def page_values(leaf: Leaf, header: PageHeader, data: memoryview, address: int) 
         raise OtherwiseError
     is_plain = header.encoding == _PLAIN
     values, address = _body(leaf, header, data, address)
-    if header.levels < 0 and leaf.may_be_null:
+    if header.levels >= 0:
+        _check_levels(leaf, header, data[: header.levels])
+    elif leaf.may_be_null:
         nbytes = int.from_bytes(values[:4], "little")
         if nbytes > len(values) - 4:
             raise OtherwiseError
-        # All values are there if one run of ones says so; there are other ways, which are rare.
-        run, at = _varint(values, 4)
-        if run != header.values << 1 or at + 1 != 4 + nbytes or values[at] != 1:
-            raise OtherwiseError
+        _check_levels(leaf, header, values[4 : 4 + nbytes])
         values, address = values[4 + nbytes :], address + 4 + nbytes
     if len(values) < (header.values * leaf.stored.itemsize if is_plain else 1):
         raise OtherwiseError
     return Values(values, address, is_plain)
+
+
+def _check_levels(leaf: Leaf, header: PageHeader, levels: memoryview) -> None:
+    """See that all values of a page are there, as one run of ones says; there are other ways, which are rare."""
+    if leaf.may_be_null:
+        run, at = _varint(levels, 0)
+        if run != header.values << 1 or at + 1 != len(levels) or levels[at] != 1:
+            raise OtherwiseError
 
 
 def _body(leaf: Leaf, header: PageHeader, data: memoryview, address: int) -> tuple[memoryview, int]:

@@ -134,4 +134,4 @@ def _find(view: View, reducer: Reducer[Any], name: str, progress: bool) -> Value
         ) as bar:
             return reduce_blocks(plan, reducer, view.engine, bar.update)
 
-    return settled(view, look, what=f"the {name} of {len(view.selection.rows):,} rows")
+    return settled(view, look, what=f"the {name} of {len(view.selection.rows):,} rows", is_exact=False)

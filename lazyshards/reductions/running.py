@@ -3,7 +3,7 @@
 import pickle
 from collections.abc import Callable, Iterable, Iterator
 from hashlib import blake2b
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,16 @@ import numpy.typing as npt
 from lazyshards import catalog
 from lazyshards.display import title_text
 from lazyshards.engines import wanted_engine
-from lazyshards.engines.ranks import Facts, is_first_rank, is_shared, node_count, node_id, shared_out, together
+from lazyshards.engines.ranks import (
+    Facts,
+    from_first,
+    is_first_rank,
+    is_shared,
+    node_count,
+    node_id,
+    shared_out,
+    together,
+)
 from lazyshards.errors import ShardChangedError
 from lazyshards.layout import Layout
 from lazyshards.progress import Progress, progress_bar
@@ -192,7 +201,14 @@ def _until_settled(states: Iterable[S], reducer: Reducer[S]) -> Iterator[S]:
             return
 
 
-def settled(view: View, work: Callable[[Layout], T], *, what: str, facts: Callable[[T], Facts] | None = None) -> T:
+def settled(
+    view: View,
+    work: Callable[[Layout], T],
+    *,
+    what: str,
+    facts: Callable[[T], Facts] | None = None,
+    is_exact: bool = True,
+) -> T:
     """Return what ``work`` finds in the shards as they are, the same on every rank, or raise on all of them.
 
     Where ``work`` deals nothing out, every rank of a Legate run reads all blocks itself.
@@ -206,8 +222,15 @@ def settled(view: View, work: Callable[[Layout], T], *, what: str, facts: Callab
         What is found, for the error.
     facts : callable, optional
         Returns what must be the same of it; by default its bytes, if pickled.
+    is_exact : bool
+        Whether it has the same bits on every processor, as what BLAS gives has not. Where it has not, and where rows go
+        through functions, whose code also differs from one processor to the next, the first rank's goes for all.
     """
-    return together(lambda: _fresh(view.layout, work), facts or _digest, wanted_engine(view.engine), what=what)
+    engine = wanted_engine(view.engine)
+    if facts is None and (view.layout.maps or not is_exact):
+        found = together(lambda: _fresh(view.layout, work), lambda _: {}, engine, what=what)
+        return cast("T", from_first(found)) if is_shared(engine) else found
+    return together(lambda: _fresh(view.layout, work), facts or _digest, engine, what=what)
 
 
 def _fresh(layout: Layout, work: Callable[[Layout], T]) -> T:

@@ -23,7 +23,7 @@ from urllib.parse import urljoin, urlsplit
 from lazyshards.storage.handles import open_together
 from lazyshards.storage.mounts import Mount
 from lazyshards.storage.patience import Patience, patient
-from lazyshards.storage.readers import BadReplyError, Reply, ShortReplyError, http_stamp
+from lazyshards.storage.readers import BadReplyError, Reply, ShortReplyError, http_stamp, parse_content_range
 from lazyshards.storage.redirects import is_guard
 from lazyshards.storage.retry import PASSING_STATUS, Retry
 from lazyshards.storage.signing import Signer
@@ -228,7 +228,7 @@ def _kind_of(fs: Any) -> str:
         return "http" if plain and getattr(fs.get_client, "__module__", "") == module else ""
     if module == "s3fs.core":
         plain = set(fs.client_kwargs) <= _CLIENT_OPTIONS and set(fs.config_kwargs) <= _CONFIG_OPTIONS
-        plain = plain and not fs.s3_additional_kwargs and set(fs.req_kw) <= {"RequestPayer"} and not fs.kwargs
+        plain = plain and not fs.s3_additional_kwargs and not fs.req_kw and not fs.kwargs
         return "s3" if plain and not set(urllib.request.getproxies()) - {"no"} else ""
     return ""
 
@@ -299,7 +299,7 @@ def read_page(connections: Connections, url: str, interrupt: Interrupt, patience
     try:
         if answer.status in PASSING_STATUS:
             raise _StatusError(answer.status)
-        if answer.status != 200 or answer.headers.get("Content-Encoding", "identity") not in {"", "identity"}:
+        if answer.status != 200 or answer.getheader("Content-Encoding", "identity") not in {"", "identity"}:
             raise NotServedError
         page = answer.read(_MOST_PAGE_NBYTES)
         if not answer.isclosed():
@@ -345,6 +345,8 @@ def _ask(
             # A server ends connections that were idle; that says nothing of this request.
             passes = isinstance(exc, OSError | HTTPException) and not isinstance(exc, TimeoutError)
             if not was_used or not passes or interrupt.event.is_set():
+                if isinstance(exc, HTTPException) and not isinstance(exc, OSError):
+                    raise NotServedError from exc  # no head that http.client takes
                 raise
         else:
             return connection, answer
@@ -378,19 +380,16 @@ def receive(answer: HTTPResponse, start: int, stop: int, into: memoryview | None
         return None
     if answer.status in PASSING_STATUS:
         raise _StatusError(answer.status)
-    headers = answer.headers
-    if answer.status != 206 or headers.get("Content-Encoding", "identity") not in {"", "identity"}:
+    get = answer.getheader  # of a field that is there twice, both values
+    if answer.status != 206 or get("Content-Encoding", "identity") not in {"", "identity"}:
         raise NotServedError
-    if headers.get("Transfer-Encoding", "chunked").lower() != "chunked":  # http.client would give it as it came
+    if get("Transfer-Encoding", "chunked").lower() != "chunked":  # http.client would give it as it came
         raise NotServedError
-    span, _, total = headers.get("Content-Range", "").removeprefix("bytes").strip().partition("/")
-    first, _, last = span.partition("-")
-    if not (first.isdecimal() and last.isdecimal() and total.isdecimal() and int(first) == start and int(last) < stop):
+    first, last, size = parse_content_range(get("Content-Range", ""))
+    expected = last + 1 - start
+    if first != start or not min(stop, size) - start == expected > 0 or answer.length not in {None, expected}:
         raise NotServedError
-    expected = int(last) + 1 - start
-    if expected < min(stop, int(total)) - start or answer.length not in {None, expected}:
-        raise NotServedError
-    stamp = http_stamp(int(total), headers.get("ETag", ""), headers.get("Last-Modified", ""))
+    stamp = http_stamp(size, get("ETag", ""), get("Last-Modified", ""))
     out = into if into is not None and len(into) == expected else memoryview(bytearray(expected))
     done = 0
     while done < expected:

@@ -134,7 +134,7 @@ def copy_into(part: Part) -> bool:
             known = _find(library, path, np.array(mark, np.int64))
         if known is None:
             return False
-    if not known.tells or offset + len(out) > known.nbytes:
+    if not known.tells or not len(out) or offset + len(out) > known.nbytes:
         return False
     to = ctypes.c_char.from_buffer(out)
     done: int = known.copy(known.start, known.path, known.stamp, offset, len(out), ctypes.byref(to))

@@ -5,14 +5,13 @@ import io
 import math
 import socket
 import time
-from http.client import HTTPConnection, HTTPException, HTTPResponse
+from http.client import HTTPConnection, HTTPResponse
 from typing import Any, cast
 
 __all__ = ["Patience", "patient"]
 
 _LEAST_RATE = 4 << 10
 """Bytes a second that an answer brings at least, so that it is let go on after the deadline."""
-_MOST_FIELDS, _MOST_FIELD_NBYTES = 200, 64 << 10
 _UNSEEN_RATE = 32 << 10
 """The same where only the end of it is seen."""
 
@@ -93,55 +92,12 @@ class _Patient(io.RawIOBase):
         super().close()
 
 
-class _Fields(dict[str, str]):
-    """The fields of an answer's head, by name in whatever case."""
-
-    def get(self, name: str, default: Any = None) -> Any:
-        return super().get(name.lower(), default)
-
-
 class _Answer(HTTPResponse):
-    """An answer that is read with patience, and whose head is parsed as plainly as can be.
-
-    Python's own way, made for the heads of mail, takes half of the time that a short answer does.
-    """
+    """An answer that is read with patience, head and body."""
 
     def __init__(self, sock: socket.socket, *args: Any, patience: Patience, **kwargs: Any) -> None:
         super().__init__(sock, *args, **kwargs)
         self.fp = io.BufferedReader(_Patient(self.fp.detach(), sock, patience))
-
-    def begin(self) -> None:
-        """Read the head."""
-        status = 100
-        while status == 100:
-            version, status, reason = self._read_status()  # type: ignore[attr-defined]  # of HTTPResponse
-            fields = self._read_fields()
-        self.headers = self.msg = cast("Any", fields)
-        self.status = self.code = status
-        self.reason = reason.strip()
-        self.version = 11
-        self.chunked = fields.get("transfer-encoding", "").lower() == "chunked"
-        self.chunk_left: int | None = None
-        length = fields.get("content-length", "")
-        self.length = int(length) if length.isdecimal() and not self.chunked else None
-        if status in {204, 304}:
-            self.length = 0
-        wish = fields.get("connection", "").lower()
-        ends_with_it = (self.length is None and not self.chunked) or "close" in wish
-        self.will_close = ends_with_it or (version == "HTTP/1.0" and "keep-alive" not in wish)
-
-    def _read_fields(self) -> _Fields:
-        fields = _Fields()
-        for _ in range(_MOST_FIELDS):
-            line = self.fp.readline(_MOST_FIELD_NBYTES)
-            if line in {b"\r\n", b"\n", b""}:
-                return fields
-            name, colon, value = line.decode("latin-1").partition(":")
-            if not colon or not line.endswith(b"\n"):
-                raise HTTPException("a head that is none")
-            name = name.strip().lower()
-            fields[name] = f"{fields[name]}, {value.strip()}" if name in fields else value.strip()
-        raise HTTPException("a head without an end")
 
 
 def patient(connection: HTTPConnection, patience: Patience) -> None:

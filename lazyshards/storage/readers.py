@@ -1,5 +1,6 @@
 """One ranged read of a remote file, in the way that suits its file system."""
 
+import re
 from collections.abc import Awaitable, Callable
 from email.utils import parsedate_to_datetime
 from typing import Any, BinaryIO, NamedTuple, TypeAlias
@@ -20,6 +21,7 @@ __all__ = [
     "async_reader",
     "host_of",
     "http_stamp",
+    "parse_content_range",
     "read_blocking",
     "unseen_nbytes",
 ]
@@ -142,8 +144,7 @@ async def _read_http(
     headers = {**options.pop("headers", {}), "Accept-Encoding": "identity"}
     if "timeout" not in options and "timeout" not in getattr(fs, "client_kwargs", {}):
         options["timeout"] = _http_timeout()
-    if host not in mount.without_ranges:
-        headers["Range"] = f"bytes={start}-{stop - 1}"
+    headers["Range"] = f"bytes={start}-{stop - 1}"  # even of a host that ignored one: it may not always do so
     async with session.get(fs.encode_url(url), headers=headers, **options) as answer:
         etag, modified = answer.headers.get("ETag", ""), answer.headers.get("Last-Modified", "")
         if answer.status == 416:
@@ -161,13 +162,15 @@ async def _read_http(
                 f"the server sent the file as {answer.headers['Content-Encoding']}, which was not asked for"
             )
         if answer.status == 206:
-            span, _, total = answer.headers.get("Content-Range", "").removeprefix("bytes").strip().partition("/")
-            first, _, last = span.partition("-")
-            if not (first.isdecimal() and last.isdecimal() and int(first) == start and int(last) < stop):
-                raise BadReplyError(f"the server answered bytes {span!r} where {start}-{stop - 1} were asked for")
-            size = int(total) if total.isdecimal() else -1
+            mount.without_ranges.discard(host)
+            told = answer.headers.get("Content-Range", "")
+            first, last, size = parse_content_range(told)
+            if first != start or not start <= last < stop:
+                raise BadReplyError(f"the server answered {told[:99]!r} where {start}-{stop - 1} were asked for")
+            if last + 1 < min(stop, size):
+                raise ShortReplyError(f"the server answered {told[:99]!r} where {start}-{stop - 1} were asked for")
             stamp = http_stamp(size, etag, modified)
-            return await _receive(answer.content, start, int(last) + 1 - start, into, stamp, patience)
+            return await _receive(answer.content, start, last + 1 - start, into, stamp, patience)
         if answer.status != 200:
             raise BadReplyError(f"the server answered {answer.status} {answer.reason}")
         mount.without_ranges.add(host)
@@ -204,6 +207,18 @@ async def _from_whole(answer: Any, start: int, stop: int, etag: str, modified: s
         size = len(data)
     wanted = memoryview(data)[start:stop]
     return Reply(wanted, len(wanted), http_stamp(size, etag, modified))
+
+
+_CONTENT_RANGE = re.compile(r"bytes[ =]*(\d{1,19})-(\d{1,19})/(\d{1,19}|\*)", re.ASCII | re.IGNORECASE)
+
+
+def parse_content_range(text: str) -> tuple[int, int, int]:
+    """Return the first and the last byte of an answer and the size of the file; -1 of what is not told."""
+    found = _CONTENT_RANGE.fullmatch(text.strip())
+    if found is None:
+        return -1, -1, -1
+    first, last, size = found.groups()
+    return int(first), int(last), -1 if size == "*" else int(size)
 
 
 def http_stamp(size: int, etag: str, modified: str) -> Stamp:

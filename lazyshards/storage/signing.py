@@ -10,7 +10,7 @@ import inspect
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlsplit
@@ -33,9 +33,9 @@ class Signer:
     folder: str
     """Path of the bucket, with the separator."""
     host: str
-    query: Mapping[str, str]
+    query: Mapping[str, str] = field(repr=False)
     """Parameters of every URL; none if nothing is signed."""
-    key: bytes
+    key: bytes = field(repr=False)
     """Signs, for one day, region and service; empty if nothing is signed."""
     made: float
     """Time when it was made, by the monotonic clock."""
@@ -77,9 +77,9 @@ async def sign_first(fs: Any, bucket: str, name: str, version: str | None) -> tu
     """
     await fs.set_session()
     client = await fs.get_s3(bucket)
-    named = {"Bucket": bucket, "Key": name, **fs.req_kw, **({"VersionId": version} if version else {})}
+    named = {"Bucket": bucket, "Key": name, **({"VersionId": version} if version else {})}
     url = str(await client.generate_presigned_url("get_object", Params=named, ExpiresIn=_VALID_SECONDS))
-    if version or fs.req_kw:
+    if version:
         return url, None
     try:
         signer = await _signer(client, url, name)

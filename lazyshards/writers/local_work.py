@@ -6,7 +6,7 @@ import errno
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 
 from lazyshards import catalog, manifest
@@ -53,8 +53,20 @@ def has_manifest(format: str) -> bool:
 
 
 class _LocalWork(Work):
-    def __init__(self, root: str, place: str, wanted: Mapping[str, object], mark: str, *, overwrite: bool) -> None:
+    def __init__(
+        self,
+        root: str,
+        place: str,
+        named: str,
+        wanted: Mapping[str, object],
+        mark: str,
+        *,
+        overwrite: bool,
+        seal: Callable[[str], None] | None,
+    ) -> None:
         super().__init__(wanted, mark)
+        self._named = named
+        self._seal = seal
         self.folder = os.path.join(root, _DATA)
         self._place = place
         self._overwrite = overwrite
@@ -85,17 +97,29 @@ class _LocalWork(Work):
             check_rows(layout, rows)
             if has_manifest(format):
                 catalog.save_manifest(layout, folder=self.folder + "/")
+        if self._seal is not None:
+            self._seal(self.folder)
         sync_directory(self.folder)
         # From now on what is in the directory may be of another dataset.
         os.unlink(self._state)
         sync_directory(os.path.dirname(self._state))
         _put(self.folder, self._place, overwrite=self._overwrite)
-        return [os.path.join(self._place, name) for name in names]
+        return [os.path.join(self._named, name) for name in names]
 
 
 @contextlib.contextmanager
-def local_work(place: str, wanted: Mapping[str, object], mark: str, *, overwrite: bool) -> Iterator[Work]:
+def local_work(
+    place: str,
+    wanted: Mapping[str, object],
+    mark: str,
+    *,
+    overwrite: bool,
+    seal: Callable[[str], None] | None = None,
+) -> Iterator[Work]:
     """Open the directory beside the wanted one for this process alone; removed once the dataset is in its place."""
+    named = place
+    if os.path.islink(place) and os.path.isdir(place):  # what it leads to is replaced
+        place = os.path.realpath(place)
     _check_place(place, overwrite=overwrite)
     root = os.path.join(os.path.dirname(place), f".{os.path.basename(place)}.lazyshards")
     while True:
@@ -111,7 +135,7 @@ def local_work(place: str, wanted: Mapping[str, object], mark: str, *, overwrite
                 break
         os.close(fd)
     try:
-        yield _LocalWork(root, place, wanted, mark, overwrite=overwrite)
+        yield _LocalWork(root, place, named, wanted, mark, overwrite=overwrite, seal=seal)
         shutil.rmtree(root)
     finally:
         os.close(fd)
@@ -128,6 +152,8 @@ def _check_place(place: str, *, overwrite: bool) -> None:
     if names and not overwrite:
         raise FileExistsError(errno.EEXIST, "it holds files; pass overwrite=True to replace it", place)
     check_names({name: os.path.isdir(os.path.join(place, name)) for name in names}, place)
+    if os.path.ismount(place):
+        raise OSError(errno.EBUSY, "it is a mount point, which cannot be replaced: write to a directory in it", place)
 
 
 def _put(data: str, place: str, *, overwrite: bool) -> None:

@@ -123,6 +123,7 @@ def test_reductions(launch, shards, tmp_path, monkeypatch, ranks, digest):
         "any": ds[::2].any(axis=1),
     }
     stats = repr(ds.stats())
+    mapped = ds.map(lambda rows: np.tanh(rows.astype("f8")), dtype="f8").sum(axis=0)
     monkeypatch.setattr("lazyshards.reductions.blocks.BLOCK_ELEMENTS", 60)
     monkeypatch.setattr("lazyshards.reductions.blocks.RUN_NBYTES", 1_000)
     shared = {
@@ -142,6 +143,8 @@ def test_reductions(launch, shards, tmp_path, monkeypatch, ranks, digest):
         assert report["shared"] == {name: digest(result) for name, result in shared.items()}
         assert report["cut"][0] == "ShardChangedError"
         assert report["digests"] == {name: digest(result) for name, result in found.items()}
+        assert report["rounded"] == digest(found["cov"])
+        assert report["mapped"] == digest(mapped)
         assert report["stats"] == stats
         assert report["own"] == len(ds)
         assert report["refused"][0] == "ValueError"

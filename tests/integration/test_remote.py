@@ -25,7 +25,7 @@ from lazyshards import open_shards, write_shards
 from lazyshards.cli import main
 from lazyshards.errors import LayoutError, ShardChangedError, ShardChangedWarning, ShardReadError, ShardsNotFoundError
 from lazyshards.manifest import NAME
-from lazyshards.storage import LocalStorage, Part, direct, open_storage
+from lazyshards.storage import LocalStorage, Part, direct, fsspec_storage, open_storage, readers
 from lazyshards.storage.fsspec_storage import FsspecStorage
 from lazyshards.storage.patience import Patience
 from lazyshards.storage.retry import Retry
@@ -532,6 +532,62 @@ def test_a_range_answered_whole_now_and_then(http):
     assert buffer == data[700:4700]
 
 
+def test_a_host_that_ignored_a_range_once(http):
+    """One answer that is the whole file does not have later ones be so: ranges are asked for still."""
+    http.files = {"/a.bin": bytes(range(250)) * 4000}
+    storage = FsspecStorage(request_nbytes=200_000)
+    http.fault = lambda seen, number: "whole" if number == 0 else None
+    for _ in range(3):
+        http.forget()
+        assert storage.fetch([(f"{http.url}/a.bin", 500_000, 100)]) == [http.files["/a.bin"][500_000:500_100]]
+        http.fault = lambda seen, number: None
+    assert [(seen.range, http.sent_nbytes) for seen in http.seen] == [("bytes=500000-500099", 100)]
+
+
+def test_a_long_file_of_a_host_without_ranges(http, monkeypatch):
+    """A file too long to be read whole is refused when it is opened, and not cut off."""
+    for module in (fsspec_storage, readers):
+        monkeypatch.setattr(module, "MOST_WHOLE_NBYTES", 1000)
+    http.ranges = False
+    http.files = {"/just.bin": bytes(1000), "/long.bin": bytes(1001)}
+    storage = FsspecStorage()
+    assert storage.open(f"{http.url}/just.bin").read() == bytes(1000)
+    with pytest.raises(ShardReadError, match="1,001 bytes is too long to be read whole"):
+        storage.open(f"{http.url}/long.bin")
+
+
+@pytest.mark.parametrize("nbytes", [300, 300_000])
+def test_fewer_bytes_than_asked_for(http, nbytes):
+    """A range that is answered in part is asked for again, and is no sign that the file ends there."""
+    http.files = {"/a.bin": bytes(range(250)) * 4000}
+    storage = FsspecStorage(retry=QUICK)
+    parts, (buffer,) = parts_of(storage, [(f"{http.url}/a.bin", 100, nbytes)])
+    http.forget()
+    http.fault = lambda seen, number: "less" if number < 2 else None
+    storage.fetch_into(parts)
+    assert buffer == http.files["/a.bin"][100 : 100 + nbytes]
+    http.fault = lambda seen, number: "less"
+    with pytest.raises(ShardReadError, match=rf"answered 'bytes 100-.*/1000000' where 100-{99 + nbytes} were asked"):
+        storage.fetch_into(parts)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("bytes 5-9/20", (5, 9, 20)),
+        ("Bytes 5-9/*", (5, 9, -1)),
+        ("bytes=5-9/20 ", (5, 9, 20)),
+        *[
+            (odd, (-1, -1, -1))
+            for odd in ("", "bytes */20", "bytes x-9/20", f"bytes {'9' * 5000}-9/20", "bytes ²-9/20")
+        ],
+    ],
+)
+def test_what_an_answer_holds(text, found):
+    """A header tells which bytes came, or nothing."""
+    assert readers.parse_content_range(text) == found
+
+
 def test_redirects(http):
     """A file and a directory that lie elsewhere are found there."""
     whole = example_array((20, 3), "f4")
@@ -825,6 +881,67 @@ def test_signatures_are_those_of_botocore(endpoint, token):
     assert [signer.sign(odd) for odd in ("a b", "ä", "a//b", "../a", "a%20")] == [None] * 5
 
 
+def test_signatures_are_not_shown():
+    """What signs shows neither its key nor a session's token."""
+    s3fs = pytest.importorskip("s3fs", reason="s3fs is not installed: no S3")
+    fs = s3fs.S3FileSystem(key="AKIDPLANTED", secret="planted", token="planted-token", skip_instance_cache=True)
+    fs.config_kwargs["signature_version"] = "s3v4"
+    _, signer = run_coroutine(fs.loop, sign_first(fs, "lake", "a", None))
+    assert "planted" in signer.sign("b")
+    assert "planted" not in repr(signer).lower()
+    assert repr(signer.key) not in repr(signer)
+
+
+@pytest.mark.parametrize(
+    ("options", "is_direct"),
+    [
+        ({"token": "a session's+/="}, True),
+        ({"config_kwargs": {"s3": {"addressing_style": "path"}, "read_timeout": 7}}, True),
+        ({"config_kwargs": {"s3": {"use_dualstack_endpoint": True}}}, True),
+        ({"use_ssl": False}, True),
+        ({"requester_pays": True}, False),  # a header that is signed would have to be sent
+        ({"config_kwargs": {"signature_version": "s3"}}, False),
+        ({"config_kwargs": {"proxies": {}}}, False),
+        ({"s3_additional_kwargs": {"SSECustomerAlgorithm": "AES256", "SSECustomerKey": "x" * 32}}, False),
+    ],
+)
+def test_options_of_s3(s3, options, is_direct):
+    """What a signed URL cannot hold is left to s3fs; in either way all is found and read."""
+    data = bytes(range(250)) * 4
+    s3.put("options", {"set/a.bin": data, "set/b c.bin": data})
+    storage = FsspecStorage({**s3.options, **options}, retry=QUICK)
+    s3.forget()
+    _, entries = storage.find("s3://options/set")
+    assert [entry.path for entry in entries] == ["s3://options/set/a.bin", "s3://options/set/b c.bin"]
+    assert storage.fetch([(entry.path, 10, 300) for entry in entries]) == [data[10:310]] * 2
+    assert {seen.is_signed_url for seen in s3.seen} == {is_direct}
+
+
+@pytest.mark.parametrize("status", [301, 307, 400, 403])
+def test_signed_urls_that_are_refused(s3, status):
+    """Of another region, at a wrong time, with expired keys: s3fs is asked, and says what it is if it is more."""
+    data = bytes(range(250))
+    s3.put("refusing", {"set/a.bin": data})
+    storage = FsspecStorage({**s3.options, "max_concurrency": 11}, retry=QUICK)  # whose trust is its own
+    s3.fault = lambda seen, number: status if seen.is_signed_url else None
+    assert storage.find("s3://refusing/set")[0] == "directory"
+    assert storage.fetch([("s3://refusing/set/a.bin", 0, 250)]) == [data]
+    s3.fault = lambda seen, number: 403
+    with pytest.raises(ShardReadError, match="cannot be read: permission denied"):
+        storage.fetch([("s3://refusing/set/a.bin", 0, 250)])
+
+
+def test_versions_on_s3(s3):
+    """A version that is named in the URL is the one that is read."""
+    s3.put("versions", {})
+    s3.client.put_bucket_versioning(Bucket="versions", VersioningConfiguration={"Status": "Enabled"})
+    version = s3.client.put_object(Bucket="versions", Key="a.bin", Body=b"first")["VersionId"]
+    s3.client.put_object(Bucket="versions", Key="a.bin", Body=b"second")
+    storage = FsspecStorage({**s3.options, "version_aware": True})
+    paths = [f"s3://versions/a.bin?versionId={version}", "s3://versions/a.bin"]
+    assert storage.fetch([(path, 0, 9) for path in paths]) == [b"first", b"second"]
+
+
 def test_anonymous_urls():
     """Where nothing is signed the URL is the object's own."""
     s3fs = pytest.importorskip("s3fs", reason="s3fs is not installed: no S3")
@@ -898,7 +1015,9 @@ def test_odd_names_on_s3(s3):
     assert storage.fetch([(f"s3://odd/set/{name}", 1, 99) for name in names]) == [name.encode()[1:] for name in names]
 
 
-@pytest.mark.parametrize("fault", ["reset", "short", "close", "slow", 503, 429, 500, 404, "whole", "coded"])
+@pytest.mark.parametrize(
+    "fault", ["reset", "short", "close", "slow", 503, 429, 500, 404, "whole", "coded", "junk", "less"]
+)
 def test_passing_faults_of_large_answers(http, fault):
     """What fails in passing over connections of our own is got over, and what is no range is read in the other way."""
     data = np.random.default_rng(0).bytes(2_000_000)

@@ -337,7 +337,13 @@ def test_missing_stub_is_named_with_the_command(monkeypatch):
     monkeypatch.setattr(bringup, "_is_installed", lambda name: True)
     monkeypatch.setattr(bringup, "find_driver", lambda: None)
     monkeypatch.setattr(bringup, "stub_path", lambda: None)
-    assert "apt-get install gcc" in bringup.why_unavailable()
+    monkeypatch.setattr(bringup.shutil, "which", lambda name: None)
+    command = bringup.why_unavailable().split(": ")[-1]
+    assert command == f"apt-get install gcc libc6-dev, then pip install -e {ROOT}"
+    monkeypatch.setattr(bringup.shutil, "which", lambda name: f"/usr/bin/{name}")
+    assert bringup.why_unavailable().endswith(f": pip install -e {ROOT}")
+    monkeypatch.setattr(bringup, "__file__", "/somewhere/site-packages/lazyshards/engines/bringup.py")
+    assert bringup.why_unavailable().endswith("pip install --force-reinstall --no-deps --no-cache-dir lazyshards")
 
 
 def test_other_systems_are_told(monkeypatch):

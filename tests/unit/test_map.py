@@ -104,7 +104,7 @@ def test_it_shows(ds, capsys):
     """The repr and the plan's text show the functions in order, with what goes in and comes out."""
     mapped = ds.map(halves, dtype="f8").map(sums, dtype="f8", row_shape=(2,))
     text = f"{__name__}.halves: int16 (3,) to float64 (3,), then {__name__}.sums: float64 (3,) to float64 (2,)"
-    assert text in repr(mapped)
+    assert text in " ".join(repr(mapped).split())  # long lines are folded
     mapped.explain()
     assert text in capsys.readouterr().out
     assert mapped.shards[0].dtype == np.dtype("i2")

@@ -21,9 +21,11 @@ from lazyshards.formats import (
     parquet_rows,
 )
 from lazyshards.formats.kept import Kept
+from lazyshards.formats.parquet_thrift import MalformedError
 from lazyshards.layout import Decoded, Shard
 from lazyshards.storage import LocalStorage
 from lazyshards.testing import DTYPES, FormatConformance, RecordingStorage, assert_same, example_array, with_storage
+from tests.parquet_files import field, format_struct, join_pages, set_field, split_pages
 
 pytestmark = pytest.mark.usefixtures("on_numpy")
 
@@ -929,3 +931,132 @@ def test_an_index_beyond_the_dictionary(save):
     file.write_bytes(data.replace(packed, bytes([3, 3, 0b10001111, 0b01000110, 0])))
     with pytest.raises(ShardReadError, match=r"part-0\.parquet"):
         open_shards(path)[:2].compute()
+
+
+# Pages that say something else than they should -----------------------------------------------------------------------
+
+
+def damaged(save, change, **options):
+    """Write a file of 20,000 rows, change the pages of its first column, and return where it lies."""
+    options = {"compression": "none", "use_dictionary": False, "write_statistics": False, **options}
+    path = save(pa.table({"x": np.arange(20_000) % 50}), **options) / "part-0.parquet"
+    footer, groups = split_pages(path.read_bytes())
+    change(groups[0][0], footer)
+    path.write_bytes(join_pages(footer, groups))
+    return path
+
+
+def test_a_dictionary_that_ends_within_a_value(save):
+    """A dictionary whose bytes are not those of whole values is an error of ours."""
+
+    def change(pages, _):
+        assert field(pages[0][0], 1) == 2
+        pages[0][1] = pages[0][1][:-3]
+        set_field(pages[0][0], 2, len(pages[0][1]))
+        set_field(pages[0][0], 3, len(pages[0][1]))
+
+    path = damaged(save, change, use_dictionary=True)
+    for rows in (slice(None), slice(70, 75)):
+        with pytest.raises(ShardReadError):
+            open_shards(path)[rows].compute()
+
+
+def test_a_second_dictionary(save):
+    """A column with two dictionaries is an error, as for pyarrow: which of them is meant nobody can say."""
+    path = damaged(save, lambda pages, _: pages.insert(1, pages[0]), use_dictionary=True)
+    for rows in (slice(None), slice(70, 75)):
+        with pytest.raises(ShardReadError, match="dictionary"):
+            open_shards(path)[rows].compute()
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+def test_levels_that_tell_of_nulls(save, version):
+    """Levels are believed, not what the header of the page says beside them."""
+
+    def change(pages, _):
+        for page in pages:
+            end = field(page[0], 8, 5) or 4 + int.from_bytes(page[1][:4], "little")
+            assert page[1][end - 1] == 1
+            page[1] = page[1][: end - 1] + b"\0" + page[1][end:]
+
+    path = damaged(save, change, data_page_version=version)
+    for rows in (slice(None), slice(70, 75)):
+        with pytest.raises(ShardReadError, match="null"):
+            open_shards(path)[rows].compute()
+
+
+def test_a_column_without_pages(save):
+    """A column that has no bytes at all is an error that names the file, the first time and the next."""
+    path = damaged(save, lambda pages, _: pages.clear())
+    for rows in (slice(None), slice(70, 75), slice(70, 75)):
+        with pytest.raises(ShardReadError, match="damaged"):
+            open_shards(path)[rows].compute()
+
+
+def test_a_header_without_an_end(save):
+    """Of a page whose header claims to be enormous, no more is read than a header can have."""
+    longest = []
+
+    class Storage(RecordingStorage):
+        def fetch_into(self, parts):
+            longest.append(max([len(part.out) for part in parts], default=0))
+            super().fetch_into(parts)
+
+    def change(pages, _):
+        header = [[1, 5, 0], [2, 5, 8], [3, 5, 8], [5, 12, [[1, 5, 1], [2, 5, 0], [3, 5, 3], [4, 5, 3]]]]
+        pages[0] = [[*header, [9, 8, bytes(48 << 20)]], bytes(8)]
+
+    path = damaged(save, change)
+    with pytest.raises(ShardReadError):
+        with_storage(open_shards(path), Storage(LocalStorage()))[:].compute()
+    assert max(longest) <= 9 << 20
+
+
+@pytest.mark.parametrize("with_library", [True, False])
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        {1: 1 << 32},
+        {2: 8 + (1 << 32)},
+        {5: [[1, 5, 1 + (1 << 32)], [2, 5, 0], [3, 5, 3], [4, 5, 3]]},
+        {(1 << 63) - 1: 1},
+    ],
+)
+def test_numbers_of_headers_that_do_not_fit(monkeypatch, with_library, numbers):
+    """A number of more than 32 bits is no header: who keeps 32 of them reads another; nor is a field beyond 16 bits."""
+    if with_library and native.find_library() is None:
+        pytest.skip("the C library was not built")
+    if not with_library:
+        monkeypatch.setattr(parquet_pages, "find_library", lambda: None)
+    fields = {1: 0, 2: 8, 3: 8, 5: [[1, 5, 1], [2, 5, 0], [3, 5, 3], [4, 5, 3]]}
+
+    def header(fields):
+        return format_struct([[k, 12 if isinstance(value, list) else 5, value] for k, value in fields.items()])
+
+    assert parquet_pages.parse_header(header(fields) + bytes(9), 0).values == 1
+    with pytest.raises(MalformedError):
+        parquet_pages.parse_header(header({**fields, **numbers}) + b"\x15\2\0" + bytes(9), 0)
+
+
+@pytest.mark.parametrize("native_pages", [True, False])
+def test_memory_of_pages_that_inflate(save, child, native_pages):
+    """What the pages of columns that are read together take once decompressed is bounded, whoever decodes them."""
+    constant = pa.table({f"c{k}": np.zeros(300_000, "f4") for k in range(400)})
+    options = {"use_dictionary": False, "compression": "zstd", "max_rows_per_page": 1 << 30, "data_page_size": 1 << 20}
+    path = save(constant, row_group_size=1 << 20, **options)
+    out = child(
+        """
+        import resource, sys
+        import lazyshards, lazyshards.formats.parquet_rows as rows
+        if sys.argv[2] == "False":
+            rows.read_columns = lambda *arguments: False
+        ds = lazyshards.open_shards(sys.argv[1], engine="numpy")
+        ds[:9_000, :1].compute()
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        ds[:9_000].compute()
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+        """,
+        path,
+        native_pages,
+    )
+    assert int(out) < 200 << 10  # KiB

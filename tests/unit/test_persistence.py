@@ -13,6 +13,7 @@ from lazyshards import open_shards
 from lazyshards.errors import FormatError, LayoutError, ShardReadError
 from lazyshards.storage import LocalStorage
 from lazyshards.testing import RaisingStorage, RecordingStorage, assert_same, with_storage, write_npy_shards
+from lazyshards.writers import local_work
 
 WHOLE = np.arange(-45, 45, dtype="i2").reshape(30, 3)
 
@@ -174,7 +175,7 @@ def test_cache_writes_once(ds, tmp_path, monkeypatch):
     assert_same(cached.compute(), ((WHOLE - 1)[:, ::-1]) / 2)
     assert [shard.rows for shard in cached.shards] == [8, 8, 8, 6]
     assert f"cached: as npy shards in '{tmp_path}/cache', computed from 4 npy shards" in " ".join(repr(cached).split())
-    monkeypatch.setattr("lazyshards.persistence.write_shards", None)
+    monkeypatch.setattr("lazyshards.persistence.write_sealed", None)
     again = with_storage((ds - 1)[:, ::-1] / 2, RaisingStorage()).cache(tmp_path / "cache", rows_per_shard=8)
     assert again == cached
     assert_same(again[3:9].compute(), cached[3:9].compute())
@@ -253,6 +254,26 @@ def test_what_is_no_cache(ds, tmp_path):
         ds.cache(3)
     with pytest.raises(ValueError, match="URL"):
         ds.cache("s3://bucket/cache")
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_cache_appears_with_its_mark(ds, tmp_path, monkeypatch, moment):
+    """Cut off just before or after its directory gets its name, a cache is made, or found, by the next call."""
+
+    def put(data, place, *, overwrite):
+        if moment == "after":
+            really(data, place, overwrite=overwrite)
+        raise KeyboardInterrupt
+
+    really = local_work._put
+    monkeypatch.setattr(local_work, "_put", put)
+    with pytest.raises(KeyboardInterrupt):
+        ds.cache(tmp_path / "cache")
+    assert (tmp_path / "cache").exists() == (moment == "after")
+    monkeypatch.setattr(local_work, "_put", really)
+    assert_same(ds.cache(tmp_path / "cache").compute(), WHOLE)
+    monkeypatch.setattr("lazyshards.persistence.write_sealed", None)
+    assert_same(ds.cache(tmp_path / "cache").compute(), WHOLE)
 
 
 def test_an_interrupted_cache_goes_on(ds, tmp_path):

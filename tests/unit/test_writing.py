@@ -210,6 +210,28 @@ def test_a_file_is_never_replaced(tmp_path):
         write_shards(np.zeros(3), tmp_path / "set", overwrite=True)
 
 
+def test_through_a_link(tmp_path):
+    """A link to a directory stays one: what it leads to is written, and replaced, also from another file system."""
+    (tmp_path / "far").mkdir()
+    (tmp_path / "set").symlink_to(tmp_path / "far", target_is_directory=True)
+    for rows, overwrite in ((example_array((5, 2), "f4"), False), (example_array((7, 2), "f4"), True)):
+        paths = write_shards(rows, tmp_path / "set", rows_per_shard=3, overwrite=overwrite)
+        assert paths[0] == str(tmp_path / "set" / "shard_00000.npy")
+        assert_same(open_shards(tmp_path / "set", engine="numpy", manifest="require").compute(), rows)
+    assert (tmp_path / "set").is_symlink()
+    assert sorted(os.listdir(tmp_path)) == ["far", "set"]
+
+
+def test_a_mount_point_is_told_before_it_is_written_to(tmp_path, monkeypatch):
+    """A directory that cannot be renamed over is refused at once, not when all has been written."""
+    (tmp_path / "set").mkdir()
+    monkeypatch.setattr(os.path, "ismount", lambda path: path == str(tmp_path / "set"))
+    with pytest.raises(OSError, match="it is a mount point"):
+        write_shards(example_array((5, 2), "f4"), tmp_path / "set")
+    assert os.listdir(tmp_path) == ["set"]
+    write_shards(example_array((5, 2), "f4"), tmp_path / "set" / "inner")
+
+
 def test_onto_its_own_source(tmp_path):
     """A dataset can be rewritten in place: it is read to the end before it is replaced."""
     whole = example_array((20, 3), "f4")
