@@ -88,6 +88,11 @@ class Decoded(NamedTuple):
     format: str = ""
     """Name of the format, where it is not the layout's."""
 
+    @property
+    def has_file(self) -> bool:
+        """Whether the shard is one file of its own: no store, and not one of several shards in a file."""
+        return not (getattr(self.detail, "path", "") or getattr(self.detail, "folder", ""))
+
 
 Source: TypeAlias = Packed | Extents | Planes | Decoded
 
@@ -117,10 +122,7 @@ class Shard(NamedTuple):
 
         What a shard takes of those would have to be looked up piece by piece.
         """
-        if type(self.source) is not Decoded:
-            return None
-        detail = self.source.detail
-        return None if getattr(detail, "path", "") or getattr(detail, "folder", "") else self.stamp.size
+        return self.stamp.size if type(self.source) is Decoded and self.source.has_file else None
 
 
 class Segment(NamedTuple):

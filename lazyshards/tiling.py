@@ -3,6 +3,8 @@
 from bisect import bisect_left, bisect_right
 from itertools import accumulate
 
+import numpy as np
+
 from lazyshards.layout import Decoded, Layout
 from lazyshards.selection import Rows
 
@@ -80,14 +82,15 @@ def _differ_in_cost(layout: Layout) -> bool:
     """Return whether some shards are encoded, and rows of some take more bytes of their file than those of others."""
     if not layout.sources or not 1 < len(layout) <= _MOST_WEIGHED:
         return False
-    costs = []
-    for shard in layout.shards:
-        if shard.rows:
-            coded = shard.coded_nbytes
-            if coded is None and isinstance(shard.source, Decoded):
+    rows = np.diff(layout.ends, prepend=0)
+    costs = np.zeros(len(layout))  # of what is not encoded
+    for number, source in layout.sources.items():
+        if isinstance(source, Decoded) and rows[number]:
+            if not source.has_file:
                 return False  # nobody knows
-            costs.append(0.0 if coded is None else coded / shard.rows)
-    return max(costs, default=0.0) > _UNEVEN * min(costs, default=0.0)
+            costs[number] = layout.stamps[number, 0] / rows[number]
+    costs = costs[rows > 0]
+    return bool(len(costs) and costs.max() > _UNEVEN * costs.min())
 
 
 def _decoded_twice(rows: range, layout: Layout, size: int) -> int:
