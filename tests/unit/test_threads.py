@@ -1,7 +1,6 @@
 """Leaves that share their tile with the other threads of their process."""
 
 import threading
-import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
@@ -44,11 +43,7 @@ def test_several_threads_take_part(tmp_path, monkeypatch):
         together.wait()
         return np.zeros((stop - start, 2))
 
-    (tmp_path / "a.bin").write_bytes(b"x")
-    ds = lazyshards.open_shards(
-        [tmp_path / "a.bin"], reader=read, rows=[30], dtype="f8", row_shape=(2,), engine="numpy"
-    )
-    plan = ds.plan()
+    plan = plan_of_thirty_rows(tmp_path, read)
     fill_together(np.empty(plan.shape, plan.dtype), plan.rows, plan.layout, plan.cell, 10)
     assert len(names) == 3
     assert threading.current_thread().name in names
@@ -66,29 +61,37 @@ def test_called_on_the_pool_itself_it_ends(opened, monkeypatch):
         np.testing.assert_array_equal(out, whole)
 
 
-def test_after_an_error_nobody_writes(tmp_path):
+def test_after_an_error_nobody_writes(tmp_path, monkeypatch):
     """The error of a piece is raised once no other piece is being filled any more."""
-    running = []
+    pool, wait = ThreadPoolExecutor(2), threads.wait
+    monkeypatch.setattr(threads, "_executor", pool)
+    begun, awaited, running = threading.Event(), threading.Event(), []
+
+    def wait_for_others(futures):
+        awaited.set()
+        return wait(futures)
 
     def read(path, start, stop):
         if start == 0:
             raise ShardReadError("the first piece fails")
-        running.append(start)
-        time.sleep(0.2)
-        running.remove(start)
+        if threading.current_thread() is threading.main_thread():
+            assert begun.wait(30)
+        else:
+            running.append(start)
+            begun.set()
+            awaited.wait(30)  # it ends no earlier than the one who asked waits for it
+            running.remove(start)
         return np.ones((stop - start, 2))
 
-    (tmp_path / "a.bin").write_bytes(b"x")
-    ds = lazyshards.open_shards(
-        [tmp_path / "a.bin"], reader=read, rows=[30], dtype="f8", row_shape=(2,), engine="numpy"
-    )
-    plan = ds.plan()
+    monkeypatch.setattr(threads, "wait", wait_for_others)
+    plan = plan_of_thirty_rows(tmp_path, read)
     out = np.zeros(plan.shape, plan.dtype)
     with pytest.raises(ShardReadError, match="the first piece fails"):
         fill_together(out, plan.rows, plan.layout, plan.cell, 5)
+    assert begun.is_set()
     assert not running
     before = out.copy()
-    time.sleep(0.3)
+    pool.shutdown(wait=True)
     np.testing.assert_array_equal(out, before)
 
 
